@@ -1,7 +1,7 @@
 """Files that are whole or not there at all, and checked when they are read.
 
-Nothing is written onto its final path: a temporary neighbour is filled, flushed to the disk and renamed. A folder carries a
-manifest with the size and sha256 of every file in it, because no weight format notices a flipped bit.
+Nothing is written onto its final path: a temporary neighbour is filled, flushed to the disk and renamed. A folder
+carries a manifest with the size and sha256 of every file in it, because no weight format notices a flipped bit.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
 def fresh_folder(path: Path | str) -> Iterator[Path]:
     """Fill a folder under a temporary name; when all went well it gets its manifest and its real name.
 
-    An older folder of that name is moved aside first and removed last, so that a crash leaves at least one of the two whole.
+    An older folder of that name is moved aside first and removed last, so that a crash leaves one of the two whole.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def fresh_folder(path: Path | str) -> Iterator[Path]:
 
 
 def remove_stale(folder: Path | str) -> list[Path]:
-    """Remove what interrupted writers left in a folder; returns what was removed. Only the folder's one writer may call it."""
+    """Remove what interrupted writers left in a folder, and say what that was; only for the folder's one writer."""
     removed = []
     for path in sorted(Path(folder).glob(".*.tmp-*")):
         if path.is_dir():

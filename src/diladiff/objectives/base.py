@@ -1,7 +1,7 @@
 """What the engine asks of anything that can be trained.
 
-An objective is a module whose `forward` is the loss; the engine wraps it (DDP) or shards its blocks (FSDP2), accumulates,
-clips, averages and checkpoints it without knowing what it is.
+An objective is a module whose `forward` is the loss; the engine wraps it (DDP) or shards its blocks (FSDP2),
+accumulates, clips, averages and checkpoints it without knowing what it is.
 """
 
 import abc
@@ -38,7 +38,7 @@ class LossTerms(NamedTuple):
 
 
 class ParamGroup(NamedTuple):
-    """Parameters that share a rate (a multiple of the optimiser's), a warm-up (None: the optimiser's) and weight decay."""
+    """Parameters that share a rate (times the optimiser's), a warm-up (None: the optimiser's) and weight decay."""
 
     name: str
     params: list[tuple[str, nn.Parameter]]
