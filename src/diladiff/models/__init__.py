@@ -1,1 +1,1 @@
-"""models."""
+"""Networks, one file each."""

@@ -1,1 +1,1 @@
-"""nn."""
+"""Layers that two or more models share."""
