@@ -1,7 +1,7 @@
 """What the benchmark scripts share: timing that is warm and synchronised, the machine's ceilings, dated result lines.
 
-A result is one JSON line in benchmarks/results/DATE.jsonl with the fields name, value, unit, batch, steps, spread, repeats,
-device, versions, commit, time and settings. Scripts import this file as `common`: run them as `python benchmarks/NAME.py`.
+A result is one JSON line in benchmarks/results/DATE.jsonl with the fields name, value, unit, batch, steps, spread,
+repeats, device, versions, commit, time and settings. Scripts import this file as `common`, so run them by their path.
 """
 
 import datetime
