@@ -1,1 +1,1 @@
-"""objectives."""
+"""Losses, each with the networks that it trains."""
