@@ -28,7 +28,7 @@ def read_json(path: Path | str) -> Any:
     """The JSON value in a file; a ValueError names the file that does not hold one."""
     try:
         return json.loads(Path(path).read_bytes())
-    except ValueError as error:
+    except ValueError as error:  # UnicodeDecodeError is one too
         raise ValueError(f"{path} is not valid JSON ({error}): restore the file or remove it") from None
 
 
@@ -96,7 +96,7 @@ def write_manifest(folder: Path | str) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     }
-    write_atomic(folder / MANIFEST, json.dumps({"schema": MANIFEST_SCHEMA, "files": files}, indent=1) + "\n")
+    write_atomic(folder / MANIFEST, _manifest_text(files))
 
 
 def verify(folder: Path | str, *, only: Iterable[str] | None = None) -> None:
@@ -106,7 +106,7 @@ def verify(folder: Path | str, *, only: Iterable[str] | None = None) -> None:
         raise ValueError(f"{folder} has no {MANIFEST}: it is not a complete folder written by diladiff")
     manifest = read_json(folder / MANIFEST)
     files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or manifest.get("schema") != MANIFEST_SCHEMA:
+    if not isinstance(files, dict) or (folder / MANIFEST).read_bytes() != _manifest_text(files).encode():
         raise ValueError(f"{folder / MANIFEST} is damaged or of another schema than {MANIFEST_SCHEMA}: restore it")
     for name in files if only is None else only:
         if name not in files:
@@ -114,9 +114,13 @@ def verify(folder: Path | str, *, only: Iterable[str] | None = None) -> None:
         _verify_file(folder / name, files[name])
 
 
-def _verify_file(path: Path, expected: Any) -> None:
-    if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
-        raise ValueError(f"{path.parent / MANIFEST} is damaged at {path.name}: restore it")
+def _manifest_text(files: dict[str, Any]) -> str:
+    """The one way to write a manifest, with a digest of its own, so that damage to it shows too."""
+    own = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    return json.dumps({"schema": MANIFEST_SCHEMA, "files": files, "sha256": own}, indent=1) + "\n"
+
+
+def _verify_file(path: Path, expected: dict[str, Any]) -> None:
     if not path.is_file():
         raise ValueError(f"{path} is missing: restore the folder from its source")
     size = path.stat().st_size
