@@ -1,4 +1,4 @@
-"""Read the reports of test sessions and print the slowest tests, then one line with how many passed, failed and were skipped."""
+"""Read the reports of test sessions: print the slowest tests, then how many passed, failed and were skipped."""
 
 import sys
 import xml.etree.ElementTree as ElementTree
