@@ -1,0 +1,261 @@
+"""Samplers whose positions are planned before the network runs: ancestral, first-hitting, remasking.
+
+Whether a token is revealed in a step does not depend on logits or tokens under these laws, so a plan holds every step's
+rows on the host. A step computes only sequences and rows that reveal something, and nothing waits for the device.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from diladiff.processes.schedules import MaskSchedule, mask_schedule
+from diladiff.processes.times import uniform_grid
+from diladiff.rng import Stream, uniform, uniform_at
+from diladiff.samplers.base import Denoiser, DrawConfig, TokenState, check_steps, pick, random_device, start
+
+CLAMPED = -1
+"""The reveal step of a position that is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ancestral:
+    """The reverse chain on a uniform grid of `steps` times; docs/math.md (10).
+
+    Law: that of the N-step chain whose steps draw their tokens independently; it is O(1 / N) from the network's own.
+    """
+
+    steps: int = 64
+    schedule: Literal["linear", "cosine", "log_linear"] = "linear"
+    draw: DrawConfig = field(default_factory=DrawConfig)
+    name: Literal["ancestral"] = "ancestral"
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstHitting:
+    """Positions in the order in which the continuous chain reveals them, each sequence its own; docs/math.md (11).
+
+    Law: with one token a forward (`steps` None, or at least the number of masked positions) that of the chain in the
+    limit of many steps, which is the true law under the exact denoiser. With fewer steps the order is cut into groups
+    whose sizes differ by at most one; a group's tokens are drawn independently given what was there before it.
+    """
+
+    steps: int | None = None
+    schedule: Literal["linear", "cosine", "log_linear"] = "linear"
+    draw: DrawConfig = field(default_factory=DrawConfig)
+    name: Literal["first_hitting"] = "first_hitting"
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remasking:
+    """Ancestral steps that also mask revealed tokens again, so that early mistakes can be mended; docs/math.md (14).
+
+    A revealed token is masked again with probability sigma, a masked one revealed with probability
+    (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t): given x_0, the marginals of the process are those of the ancestral
+    chain for any sigma in [0, sigma_max], sigma_max = min(1, (1 - alpha_s) / alpha_t). `rule` sets sigma to
+    min(eta, sigma_max) ("cap") or eta sigma_max ("rescale"), 0 outside `end_time <= t <= start_time`. eta = 0 is the
+    ancestral law. Law: that of the N-step chain with these transitions, its tokens drawn independently in a step.
+    """
+
+    steps: int = 64
+    rule: Literal["cap", "rescale"] = "cap"
+    eta: float = 0.02
+    start_time: float = 1.0
+    end_time: float = 0.0
+    schedule: Literal["linear", "cosine", "log_linear"] = "linear"
+    draw: DrawConfig = field(default_factory=DrawConfig)
+    name: Literal["remasking"] = "remasking"
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps)
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"eta: {self.eta} must be in [0, 1]")
+        if not 0 <= self.end_time <= self.start_time <= 1:
+            raise ValueError(f"end_time: {self.end_time}, start_time: {self.start_time}; need 0 <= end <= start <= 1")
+
+
+class Move(NamedTuple):
+    """One step of a plan that does something: which sequences run (None: all), which rows are wanted, where they go."""
+
+    step: int
+    active_A: Tensor | None
+    time_A: Tensor
+    rows_N: Tensor
+    places_N: Tensor
+    uniform_N: Tensor
+    remasked_M: Tensor | None
+
+
+class Plan(NamedTuple):
+    """All that a sampler decides without the network."""
+
+    steps: int
+    moves: list[Move]
+
+
+class Reveal(NamedTuple):
+    """One step's decisions on the host: flat places to reveal, their times, flat places to mask again."""
+
+    step: int
+    places_N: Tensor
+    time_N: Tensor
+    remasked_M: Tensor | None
+
+
+def plan_ancestral(
+    config: Ancestral, canvas_BL: Int[Tensor, "B L"], index_B: Int[Tensor, " B"], *, mask_id: int, seed: int
+) -> Plan:
+    """Draw the step that reveals each masked position, the inverse of its distribution function; docs/math.md (10)."""
+    schedule, grid = mask_schedule(config.schedule), uniform_grid(config.steps)
+    u_BL = _order(seed, canvas_BL, index_B)
+    step_BL = torch.searchsorted(revealed_share(schedule, grid[1:]), u_BL, right=True).clamp(max=config.steps - 1)
+    step_BL = step_BL.masked_fill((canvas_BL != mask_id).cpu(), CLAMPED)
+    reveals = _reveals(step_BL, grid[step_BL.clamp(min=0)])
+    return _finish(config.steps, reveals, canvas_BL, index_B, seed=seed, redraws=False)
+
+
+def plan_first_hitting(
+    config: FirstHitting, canvas_BL: Int[Tensor, "B L"], index_B: Int[Tensor, " B"], *, mask_id: int, seed: int
+) -> Plan:
+    """Draw each sequence's hitting times (those of `plan_ancestral` with infinitely many steps); docs/math.md (11)."""
+    schedule, masked_BL = mask_schedule(config.schedule), (canvas_BL == mask_id).cpu()
+    u_BL = _order(seed, canvas_BL, index_B).masked_fill(~masked_BL, torch.inf)
+    rank_BL = u_BL.argsort(dim=1, stable=True).argsort(dim=1)
+    count_B1 = masked_BL.sum(1, keepdim=True)
+    steps_B1 = count_B1 if config.steps is None else count_B1.clamp(max=config.steps)
+    step_BL = (rank_BL * steps_B1 // count_B1.clamp(min=1)).masked_fill(~masked_BL, CLAMPED)
+    start_alpha = schedule.alpha(torch.ones((), dtype=torch.float64))
+    time_BL = schedule.inverse(start_alpha + (1 - start_alpha) * u_BL.masked_fill(~masked_BL, 0.0))
+    steps = int(steps_B1.max()) if len(step_BL) else 0
+    reveals = _reveals(step_BL, time_BL)
+    return _finish(steps, reveals, canvas_BL, index_B, seed=seed, redraws=False)
+
+
+def plan_remasking(
+    config: Remasking, canvas_BL: Int[Tensor, "B L"], index_B: Int[Tensor, " B"], *, mask_id: int, seed: int
+) -> Plan:
+    """Follow every position through masked and revealed, two states that no logit touches; docs/math.md (14)."""
+    schedule, grid = mask_schedule(config.schedule), uniform_grid(config.steps)
+    alpha = revealed_share(schedule, grid)
+    free_BL = (canvas_BL == mask_id).cpu()
+    masked_BL, index_cpu_B = free_BL.clone(), index_B.cpu()
+    reveals = []
+    for n in range(config.steps):
+        sigma = remask_probability(config, float(grid[n]), float(alpha[n]), float(alpha[n + 1]))
+        probability = (alpha[n + 1] - (1 - sigma) * alpha[n]) / (1 - alpha[n])
+        u_BL = uniform(seed, Stream.REMASK, n, index_cpu_B, canvas_BL.shape[1], dtype=torch.float64)
+        reveal_BL = masked_BL & ((u_BL < probability) | (n == config.steps - 1))
+        remask_BL = free_BL & ~masked_BL & (u_BL < sigma)
+        masked_BL = (masked_BL & ~reveal_BL) | remask_BL
+        places_N, remasked_M = (flags.flatten().nonzero().squeeze(1) for flags in (reveal_BL, remask_BL))
+        if len(places_N) or len(remasked_M):
+            reveals.append(Reveal(n, places_N, grid[n].expand(len(places_N)), remasked_M if len(remasked_M) else None))
+    return _finish(config.steps, reveals, canvas_BL, index_B, seed=seed, redraws=True)
+
+
+def remask_probability(config: Remasking, t: float, alpha_t: float, alpha_s: float) -> float:
+    """sigma of the step from t to s; docs/math.md (14)."""
+    if not config.end_time <= t <= config.start_time:
+        return 0.0
+    bound = min(1.0, (1 - alpha_s) / alpha_t) if alpha_t > 0 else 1.0
+    return min(config.eta, bound) if config.rule == "cap" else config.eta * bound
+
+
+def revealed_share(schedule: MaskSchedule, t_N: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """The share of positions revealed by time t when all are masked at t = 1 (alpha, where alpha(1) = 0)."""
+    start_alpha = schedule.alpha(torch.ones((), dtype=torch.float64))
+    return (schedule.alpha(t_N) - start_alpha) / (1 - start_alpha)
+
+
+def run(
+    plan: Plan, denoise: Denoiser, canvas_BL: Int[Tensor, "B L"], draw: DrawConfig, mask_id: int
+) -> Iterator[TokenState]:
+    """Carry out a plan; yields the canvas and then the state after each step that does something."""
+    state = start(canvas_BL, plan.steps)
+    tokens_BL = state.tokens_BL
+    flat = tokens_BL.view(-1)
+    yield state
+    for move in plan.moves:
+        if len(move.places_N):
+            tokens_AL = tokens_BL if move.active_A is None else tokens_BL[move.active_A]
+            logits_NV = denoise(tokens_AL, move.time_A, move.rows_N)
+            flat.index_copy_(0, move.places_N, pick(logits_NV, move.uniform_N, draw))
+        changed_N = move.places_N
+        if move.remasked_M is not None:
+            flat.index_fill_(0, move.remasked_M, mask_id)
+            changed_N = torch.cat((move.places_N, move.remasked_M))
+        yield TokenState(tokens_BL, move.step + 1, plan.steps, changed_N, len(move.time_A))
+
+
+def _order(seed: int, canvas_BL: Tensor, index_B: Tensor) -> Tensor:
+    """The uniforms that decide when a position is revealed, on the host."""
+    index_B = index_B.to(random_device(canvas_BL.device))
+    return uniform(seed, Stream.ORDER, 0, index_B, canvas_BL.shape[1], dtype=torch.float64).cpu()
+
+
+def _reveals(step_BL: Tensor, time_BL: Tensor) -> list[Reveal]:
+    """Positions grouped by the step that reveals them, places ascending within a step."""
+    step_N, time_N = step_BL.flatten(), time_BL.flatten()
+    places_N = step_N.argsort(stable=True)[int((step_N == CLAMPED).sum()) :]
+    numbers, counts = step_N[places_N].unique_consecutive(return_counts=True)
+    groups = places_N.split(counts.tolist())
+    return [Reveal(n, group, time_N[group], None) for n, group in zip(numbers.tolist(), groups, strict=True)]
+
+
+def _finish(steps: int, reveals: list[Reveal], canvas_BL: Tensor, index_B: Tensor, *, seed: int, redraws: bool) -> Plan:
+    """Work out every step's sequences and rows, draw its uniforms and move all of it to the device at once."""
+    (batch, length), device = canvas_BL.shape, canvas_BL.device
+    hosts = [_host_move(reveal, batch, length) for reveal in reveals]
+    active, rows, places, masked = (_ship([host[i] for host in hosts], device) for i in (0, 1, 2, 3))
+    times = _ship([host[4] for host in hosts], device)
+    numbers = [reveal.step if redraws else 0 for reveal in reveals]
+    uniforms = _token_uniforms(numbers, places, index_B, length, seed)
+    moves = []
+    for i, reveal in enumerate(reveals):
+        active_A = None if len(active[i]) == batch else active[i]
+        remasked_M = None if reveal.remasked_M is None else masked[i]
+        moves.append(Move(reveal.step, active_A, times[i], rows[i], places[i], uniforms[i], remasked_M))
+    return Plan(steps, moves)
+
+
+def _host_move(reveal: Reveal, batch: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A step's active sequences, rows among them, places, places to mask, times (the latest of a sequence's)."""
+    active_A, inverse_N = (reveal.places_N // length).unique(return_inverse=True)
+    rows_N = inverse_N * length + reveal.places_N % length
+    time_A = torch.zeros(len(active_A), dtype=torch.float64).scatter_reduce(0, inverse_N, reveal.time_N, "amax")
+    remasked_M = reveal.places_N[:0] if reveal.remasked_M is None else reveal.remasked_M
+    return active_A, rows_N, reveal.places_N, remasked_M, time_A.float()
+
+
+def _ship(parts: list[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    """Move many small tensors in one transfer."""
+    if not parts:
+        return ()
+    whole = torch.cat(parts)
+    if device.type == "cuda":
+        whole = whole.pin_memory()
+    return whole.to(device, non_blocking=True).split([len(part) for part in parts])
+
+
+def _token_uniforms(
+    numbers: list[int], places: tuple[Tensor, ...], index_B: Tensor, length: int, seed: int
+) -> list[Tensor]:
+    """The uniforms of every step's tokens, keyed by the step's number in `numbers`, a sample's index and a position."""
+    found: list[Tensor] = []
+    for number, group in itertools.groupby(zip(numbers, places, strict=True), key=lambda pair: pair[0]):
+        parts = [part for _, part in group]
+        places_N = torch.cat(parts).to(random_device(parts[0].device))
+        index_N = index_B.to(places_N.device)[places_N // length]
+        uniform_N = uniform_at(seed, Stream.TOKEN, number, index_N, places_N % length, dtype=torch.float64)
+        found.extend(uniform_N.split([len(part) for part in parts]))
+    return found
