@@ -4,6 +4,7 @@ t = 0 is data, t = 1 is all masked. Every random number is keyed by the run's se
 the global batch, so that ranks and micro-batches see what one process would see.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +21,9 @@ from diladiff.processes import masked, times
 from diladiff.processes.schedules import MASK_SCHEDULES, mask_schedule
 
 VALIDATION_SEED = 0
-VALIDATION_TIMES = 64
+VALIDATION_STRATA = 64
+
+_rows_bound = functools.cache(masked.masked_rows_bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,7 @@ class MaskedObjective(Objective):
         t_B = times.stratified(u, index_B, size)
         noise_BL = rng.uniform(step.seed, rng.Stream.MASK, step.number, index_B, length)
         noisy_BL = masked.corrupt(tokens_BL, t_B, noise_BL, schedule=self.schedule, mask_id=self.config.model.mask_id)
-        count = masked.masked_rows_bound(self.schedule, len(tokens_BL), length)
+        count = _rows_bound(self.schedule, len(tokens_BL), length)
         index_N, valid_N, overflow = masked.masked_rows(noisy_BL == self.config.model.mask_id, count)
         losses_N, correct_N = self.row_loss(self._logits(noisy_BL, t_B, index_N), tokens_BL.flatten()[index_N])
         weight_B = masked.loss_weight(self.config.weight, self.schedule, t_B)
@@ -97,17 +100,17 @@ class MaskedObjective(Objective):
     def validate(self, batch: Batch, step: Step) -> Measured:
         """The same measurement at every step and of any number of samples; the caller has put the module in eval mode.
 
-        Times are stratified over each 64 neighbours, and exactly k = 1 + floor((1 - alpha_t) L) positions are masked:
-        with c_k the mean cross-entropy there, val_nll is the discrete bound E_k[c_k] (docs/math.md (6)), in nats a
-        token, and val_loss the flat loss E_t[(1 - alpha_t) c_k] (docs/math.md (7)), without the noise of a random k.
+        Masking rates m are stratified over each 64 neighbours and exactly k = 1 + floor(m L) positions are masked. With
+        c_k the mean cross-entropy there, val_nll is the discrete bound E_k[c_k] (docs/math.md (6)), nats a token whatever
+        the schedule, and val_loss the flat loss E_t[m c_k] (docs/math.md (7)), both without the noise of a random k.
         """
         tokens_BL, index_B, _ = batch
         length = tokens_BL.shape[1]
         zero = torch.zeros_like(step.number)
         jitter_B = rng.uniform(VALIDATION_SEED, rng.Stream.TIME, zero, index_B, 1)[:, 0]
-        stratum_B = times.bit_reverse(index_B % VALIDATION_TIMES, VALIDATION_TIMES.bit_length() - 1)
-        t_B = (stratum_B + jitter_B) / VALIDATION_TIMES
-        rate_B = 1 - self.schedule.alpha(t_B)
+        stratum_B = times.bit_reverse(index_B % VALIDATION_STRATA, VALIDATION_STRATA.bit_length() - 1)
+        rate_B = ((stratum_B + jitter_B) / VALIDATION_STRATA).clamp(min=1e-4)
+        t_B = self.schedule.inverse(1 - rate_B)
         k_B = (1 + (rate_B * length).long()).clamp(max=length)
         noise_BL = rng.uniform(VALIDATION_SEED, rng.Stream.MASK, zero, index_B, length)
         masked_BL = noise_BL.argsort(dim=1, stable=True).argsort(dim=1) < k_B[:, None]
@@ -117,8 +120,8 @@ class MaskedObjective(Objective):
         mean_B = torch.zeros_like(t_B).index_add(0, index_N // length, losses_N) / k_B
         count = torch.full_like(mean_B[0], tokens_BL.numel())
         return {
-            "val_loss": (length * (rate_B * mean_B).sum(), count),
-            "val_nll": (length * (-self.schedule.alpha_prime(t_B) * mean_B).sum(), count),
+            "val_loss": (length * (mean_B * rate_B / -self.schedule.alpha_prime(t_B)).sum(), count),
+            "val_nll": (length * mean_B.sum(), count),
             "val_accuracy": (correct_N.sum().float(), k_B.sum().float()),
         }
 
@@ -158,7 +161,7 @@ class MaskedObjective(Objective):
         weights = model.layers * (4 + 2 * model.mlp_ratio) * model.width**2
         attention = model.layers * 12 * model.length * model.width
         midpoints = (torch.arange(1024, dtype=torch.float64, device="cpu") + 0.5) / 1024
-        rate = 1 - float(self.schedule.alpha(midpoints).mean())
+        rate = float(self.schedule.mask_rate(midpoints).mean())
         return 6 * weights + attention + 6 * rate * model.width * model.vocab_size
 
 
