@@ -101,8 +101,8 @@ class MaskedObjective(Objective):
         """The same measurement at every step and of any number of samples; the caller has put the module in eval mode.
 
         Masking rates m are stratified over each 64 neighbours and exactly k = 1 + floor(m L) positions are masked. With
-        c_k the mean cross-entropy there, val_nll is the discrete bound E_k[c_k] (docs/math.md (6)), nats a token whatever
-        the schedule, and val_loss the flat loss E_t[m c_k] (docs/math.md (7)), both without the noise of a random k.
+        c_k the mean cross-entropy there, val_nll is the discrete bound E_k[c_k] (docs/math.md (6)), nats a token under
+        any schedule, and val_loss the flat loss E_t[m c_k] (docs/math.md (7)), both without the noise of a random k.
         """
         tokens_BL, index_B, _ = batch
         length = tokens_BL.shape[1]
