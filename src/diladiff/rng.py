@@ -16,7 +16,7 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
-_FEISTEL_ROUNDS = 6
+_FEISTEL_ROUNDS = 4
 
 
 class Stream(enum.IntEnum):
@@ -97,8 +97,8 @@ def permute(i: Int[Tensor, " N"], n: int, seed: int, epoch: int) -> Int[Tensor, 
 
     Constant memory. It reads a result back to decide whether to walk on, so call it with tensors on the CPU.
     """
-    if not 1 <= n <= 2**62:
-        raise ValueError(f"permute: n = {n} is out of range; give 1 <= n <= 2^62")
+    if not 1 <= n <= 2**48:
+        raise ValueError(f"permute: n = {n} is out of range; give 1 <= n <= 2^48")
     out = _feistel(i, n, seed, epoch)
     outside = (out >= n).nonzero()[:, 0]
     while outside.numel():
@@ -148,12 +148,16 @@ def _to_unit(words: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _feistel(i: Tensor, n: int, seed: int, epoch: int) -> Tensor:
-    """A bijection of the next power of two; the halves may differ by one bit and swap widths each round."""
-    bits = (n - 1).bit_length()
-    left_bits, right_bits = bits // 2, bits - bits // 2
-    left, right = i >> right_bits, i & ((1 << right_bits) - 1)
-    for number in range(_FEISTEL_ROUNDS):
-        mixed = _words(seed, Stream.SHUFFLE, epoch, right, torch.full_like(right, number))[0]
-        left, right = right, left ^ (mixed & ((1 << left_bits) - 1))
-        left_bits, right_bits = right_bits, left_bits
-    return (left << right_bits) | right
+    """A bijection of a grid of a x b >= n cells, near a square and at most a - 1 cells too large."""
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+    row, column = i // b, i % b
+    for number in range(0, _FEISTEL_ROUNDS, 2):
+        row = (row + _round(column, number, seed, epoch)) % a
+        column = (column + _round(row, number + 1, seed, epoch)) % b
+    return row * b + column
+
+
+def _round(half: Tensor, number: int, seed: int, epoch: int) -> Tensor:
+    """A keyed hash of half a cell's place: the first word of Philox, a counter for each round."""
+    return _words(seed, Stream.SHUFFLE, epoch, half, torch.full((), number, device=half.device))[0]
