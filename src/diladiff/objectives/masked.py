@@ -7,7 +7,7 @@ the global batch, so that ranks and micro-batches see what one process would see
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from diladiff import rng
 from diladiff.models.token_transformer import TokenTransformerConfig
 from diladiff.objectives.base import Batch, LossTerms, Measured, Objective, ParamGroup, Step, Target
 from diladiff.processes import masked, times
-from diladiff.processes.schedules import MASK_SCHEDULES, mask_schedule
+from diladiff.processes.schedules import MASK_SCHEDULES, MaskSchedule, mask_schedule
 
 VALIDATION_SEED = 0
 VALIDATION_STRATA = 64
@@ -46,6 +46,44 @@ class MaskedConfig:
         return MaskedObjective(self)
 
 
+class Corrupted(NamedTuple):
+    """Tokens with masks, their times, and the masked positions in a fixed number of rows."""
+
+    noisy_BL: Tensor
+    t_B: Tensor
+    index_N: Tensor
+    valid_N: Tensor
+    overflow: Tensor
+
+
+class Corruption(nn.Module):
+    """What is drawn in a step. A block without parameters, so that, compiled, the generator is a few kernels."""
+
+    def __init__(self, schedule: MaskSchedule, mask_id: int):
+        super().__init__()
+        self.schedule = schedule
+        self.mask_id = mask_id
+
+    def forward(
+        self,
+        tokens_BL: Int[Tensor, "B L"],
+        index_B: Int[Tensor, " B"],
+        number: Int[Tensor, ""],
+        *,
+        seed: int,
+        size: int,
+        rows: int,
+    ) -> Corrupted:
+        """Corrupt each sample at its stratified time and find what is masked."""
+        length = tokens_BL.shape[1]
+        first = torch.zeros(1, dtype=torch.int64, device=tokens_BL.device)
+        u = rng.uniform(seed, rng.Stream.TIME, number, first, 1)[0, 0]
+        t_B = times.stratified(u, index_B, size)
+        noise_BL = rng.uniform(seed, rng.Stream.MASK, number, index_B, length)
+        noisy_BL = masked.corrupt(tokens_BL, t_B, noise_BL, schedule=self.schedule, mask_id=self.mask_id)
+        return Corrupted(noisy_BL, t_B, *masked.masked_rows(noisy_BL == self.mask_id, rows))
+
+
 def row_loss(
     logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"]
 ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
@@ -70,6 +108,7 @@ class MaskedObjective(Objective):
         self.config = config
         self.model = config.model.build()
         self.schedule = mask_schedule(config.schedule)
+        self.corruption = Corruption(self.schedule, config.model.mask_id)
         self.row_loss = RowLoss()
 
     def forward(self, batch: Batch, step: Step) -> LossTerms:
@@ -81,13 +120,9 @@ class MaskedObjective(Objective):
         _check_power_of_two(batch)
         tokens_BL, index_B, size = batch
         length = tokens_BL.shape[1]
-        zero = torch.zeros(1, dtype=torch.int64, device=tokens_BL.device)
-        u = rng.uniform(step.seed, rng.Stream.TIME, step.number, zero, 1)[0, 0]
-        t_B = times.stratified(u, index_B, size)
-        noise_BL = rng.uniform(step.seed, rng.Stream.MASK, step.number, index_B, length)
-        noisy_BL = masked.corrupt(tokens_BL, t_B, noise_BL, schedule=self.schedule, mask_id=self.config.model.mask_id)
-        count = _rows_bound(self.schedule, len(tokens_BL), length)
-        index_N, valid_N, overflow = masked.masked_rows(noisy_BL == self.config.model.mask_id, count)
+        rows = _rows_bound(self.schedule, len(tokens_BL), length)
+        drawn = self.corruption(tokens_BL, index_B, step.number, seed=step.seed, size=size, rows=rows)
+        noisy_BL, t_B, index_N, valid_N, overflow = drawn
         losses_N, correct_N = self.row_loss(self._logits(noisy_BL, t_B, index_N), tokens_BL.flatten()[index_N])
         weight_B = masked.loss_weight(self.config.weight, self.schedule, t_B)
         total = torch.where(valid_N, losses_N * weight_B[index_N // length], 0.0).sum()
@@ -129,8 +164,8 @@ class MaskedObjective(Objective):
         return self.model.padded_head(self.model.trunk(noisy_BL, t_B).flatten(0, 1)[index_N])
 
     def blocks(self) -> list[nn.Module]:
-        """The network's blocks, then the loss of the rows."""
-        return [*self.model.blocks(), self.row_loss]
+        """The corruption, the network's blocks, the loss of the rows."""
+        return [self.corruption, *self.model.blocks(), self.row_loss]
 
     def groups(self) -> list[ParamGroup]:
         """Matrices decay; embeddings, norms and biases don't."""
