@@ -45,7 +45,7 @@ make_venv() {
 }
 
 install_torch() {
-    local wanted=${TORCH:-} report build
+    local wanted=${TORCH:-} report build quiet=-qq
     [ -z "$wanted" ] && "$venv/bin/python" -c "$in_range" >/dev/null 2>&1 && return
     [ -z "$wanted" ] && wanted=$default_torch
     local source=()
@@ -60,11 +60,12 @@ install_torch() {
             need_space 2000 "torch $build"
             say "downloading torch $build: about 0.2 GB" ;;
         *)
+            quiet=--progress-bar=on # minutes of download want a bar
             need_space 9000 "torch $build with CUDA"
             say "downloading torch $build, maybe with CUDA: up to 3 GB, 7 GB on the disk"
             say "(for a machine without a GPU: stop this, and name an index of CPU builds by TORCH_INDEX=...)" ;;
     esac
-    "$venv/bin/python" -m pip install --quiet ${source[@]+"${source[@]}"} "$wanted" || die "torch was not installed: see the lines above"
+    "$venv/bin/python" -m pip install "$quiet" ${source[@]+"${source[@]}"} "$wanted" || die "torch was not installed: see the lines above"
 }
 
 install_package() {
@@ -72,7 +73,7 @@ install_package() {
     [ "$level" = dev ] && what=".[dev]" size="about 0.2 GB"
     need_space 1000 "the package with what it imports"
     say "installing diladiff and what it imports ($level): $size"
-    "$venv/bin/python" -m pip install --quiet --editable "$what" || die "the package was not installed: see the lines above"
+    "$venv/bin/python" -m pip install -qq --editable "$what" || die "the package was not installed: see the lines above"
     "$venv/bin/python" -c "$in_range" || die "$venv holds $("$venv/bin/python" -c 'import torch; print(torch.__version__)'): torch>=2.11,<3 is needed; remove $venv and try again"
 }
 
