@@ -3,6 +3,7 @@
 Paper eqs. mdm-forward, posterior and mdm-post-marginal-approx; numbers refer to docs/math.md.
 """
 
+import functools
 import math
 from typing import Literal
 
@@ -69,16 +70,18 @@ def loss_weight(kind: LossWeight, schedule: MaskSchedule, t: Float[Tensor, "*S"]
     raise ValueError(f"weight = {kind!r} is not known; use flat or elbo")
 
 
+@functools.cache
 def masked_rows_bound(schedule: MaskSchedule, batch: int, length: int) -> int:
     """Rows that the masked positions of an aligned stratified slice never exceed, docs/math.md (9).
 
-    The mean at the worst offset of the strata plus 8 standard deviations; linear: (B+1)L/2 + 8 sqrt(BL/6).
+    The mean at the worst offset of the strata plus 8 standard deviations; linear: (B+1)L/2 + 8 sqrt(BL/6). A number of the
+    host, found on the CPU: take it outside compiled code.
     """
     if batch < 1 or length < 1:
         raise ValueError(f"batch = {batch}, length = {length}: both must be at least 1")
-    rate_B = schedule.mask_rate(torch.arange(1, batch + 1, dtype=torch.float64) / batch)
+    rate_B = schedule.mask_rate(torch.arange(1, batch + 1, dtype=torch.float64, device="cpu") / batch)
     # The variance at the worst offset, or in the mean over offsets where that is more (1/6 a row when linear).
-    rate = schedule.mask_rate((torch.arange(4096, dtype=torch.float64) + 0.5) / 4096)
+    rate = schedule.mask_rate((torch.arange(4096, dtype=torch.float64, device="cpu") + 0.5) / 4096)
     variance = max(float((rate_B * (1 - rate_B)).sum()), batch * float((rate * (1 - rate)).mean()))
     rows = length * float(rate_B.sum()) + _DEVIATIONS * math.sqrt(length * variance)
     return min(batch * length, math.ceil(rows))

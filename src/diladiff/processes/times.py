@@ -24,7 +24,7 @@ def stratified(u: Float[Tensor, ""], index_B: Int[Tensor, " B"], size: int) -> F
 
 
 def uniform_grid(steps: int) -> Float[Tensor, " {steps}+1"]:
-    """Times from exactly 1 to exactly 0 in `steps` equal steps, float64."""
+    """Times from exactly 1 to exactly 0 in `steps` equal steps, float64 on the CPU."""
     if steps < 1:
         raise ValueError(f"steps = {steps} is too few; give at least 1")
-    return torch.arange(steps, -1, -1, dtype=torch.float64) / steps
+    return torch.arange(steps, -1, -1, dtype=torch.float64, device="cpu") / steps

@@ -1,7 +1,7 @@
 """Draws from a categorical law, exact in float64, with temperature and nucleus (docs/math.md (12), (15)).
 
-A float32 draw cannot reach tokens rarer than about 2^-24: it lowers entropy, so there is no flag for it. Devices without
-float64 are served on the CPU. In nucleus order tokens stand by falling logit, equal ones by rising id.
+A float32 draw cannot reach tokens rarer than about 2^-24: it lowers entropy, so there is no flag for it. Devices
+without float64 are served on the CPU. In nucleus order tokens stand by falling logit, equal ones by rising id.
 """
 
 from typing import Literal
