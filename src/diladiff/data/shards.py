@@ -21,7 +21,8 @@ SCHEMA = 1
 MAGIC = b"DILADIFF"
 HEADER_BYTES = 4096
 DATASET = "dataset.json"
-UNFINISHED = "unfinished.json"
+UNFINISHED = ".unfinished"
+"""What the folder of a data set that is still being prepared adds to its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ class ShardWriter:
         self.part = path.with_name(path.name + ".part")
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._hash = hashlib.sha256()
+        if kept_bytes and not self.part.exists() and path.exists():  # closed, but nobody had noted it yet
+            os.replace(path, self.part)
         self._file = open(self.part, "r+b" if kept_bytes else "w+b")  # noqa: SIM115
         if kept_bytes:
             self._file.seek(HEADER_BYTES)
@@ -160,8 +163,10 @@ def shard_name(split: str, number: int) -> str:
 def read_dataset(folder: Path | str) -> dict[str, Any]:
     """The content of dataset.json; a ValueError says what is missing and what to do."""
     folder = Path(folder)
-    if (folder / UNFINISHED).is_file():
+    if not folder.is_dir() and folder.with_name(folder.name + UNFINISHED).is_dir():
         raise ValueError(f"{folder} is not finished: run the same `diladiff prepare` command again, it goes on")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} does not exist: make a data set there with `diladiff prepare`")
     if not (folder / DATASET).is_file():
         raise ValueError(f"{folder} holds no {DATASET}: make a data set there with `diladiff prepare`")
     found = files.read_json(folder / DATASET)
@@ -185,9 +190,7 @@ class TokenDataset:
         folder = Path(folder)
         if length < 1:
             raise ValueError(f"length {length}: a block holds at least one token")
-        if not folder.is_dir():
-            raise ValueError(f"{folder} does not exist: make a data set there with `diladiff prepare`")
-        if verify and not (folder / UNFINISHED).is_file() and (folder / DATASET).is_file():
+        if verify and (folder / DATASET).is_file():
             files.verify(folder, only=[DATASET])
         found = read_dataset(folder)
         if split not in found["splits"]:
