@@ -87,8 +87,9 @@ class Corruption(nn.Module):
 def row_loss(
     logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"]
 ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-    """Cross-entropy in float32 and whether the largest logit is right, row by row."""
-    losses_N = F.cross_entropy(logits_NV.float(), targets_N, reduction="none")
+    """Cross-entropy in at least float32 and whether the largest logit is right, row by row."""
+    precision = torch.promote_types(logits_NV.dtype, torch.float32)
+    losses_N = F.cross_entropy(logits_NV.to(precision), targets_N, reduction="none")
     return losses_N, logits_NV.detach().argmax(dim=-1) == targets_N
 
 
@@ -152,7 +153,7 @@ class MaskedObjective(Objective):
         noisy_BL = tokens_BL.masked_fill(masked_BL, self.config.model.mask_id)
         index_N = masked_BL.flatten().nonzero()[:, 0]
         losses_N, correct_N = row_loss(self._logits(noisy_BL, t_B, index_N), tokens_BL.flatten()[index_N])
-        mean_B = torch.zeros_like(t_B).index_add(0, index_N // length, losses_N) / k_B
+        mean_B = losses_N.new_zeros(len(tokens_BL)).index_add(0, index_N // length, losses_N) / k_B
         count = torch.full_like(mean_B[0], tokens_BL.numel())
         return {
             "val_loss": (length * (mean_B * rate_B / -self.schedule.alpha_prime(t_B)).sum(), count),
