@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diladiff.config import closest
 from diladiff.samplers import confidence, tokens
-from diladiff.samplers.base import Denoiser, DrawConfig, TokenState, check_canvas
+from diladiff.samplers.base import Denoiser, DrawConfig, TokenState
 from diladiff.samplers.confidence import ConfidenceThreshold, ConfidenceTopK, EntropyBounded
 from diladiff.samplers.tokens import Ancestral, FirstHitting, Remasking
 
@@ -74,7 +74,6 @@ def sample(
     `index_B` are the samples' own numbers: they and the seed key every random number, so a sample does not depend on
     the batch or the process it is drawn in.
     """
-    check_canvas(canvas_BL, index_B)
     if isinstance(config, Ancestral):
         plan = tokens.plan_ancestral(config, canvas_BL, index_B, mask_id=mask_id, seed=seed)
     elif isinstance(config, FirstHitting):

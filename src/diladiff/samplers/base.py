@@ -30,8 +30,8 @@ class DrawConfig:
     nucleus: Literal["keep", "drop"] = "keep"
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature: {self.temperature} must be above 0 (1 leaves the logits as they are)")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature: {self.temperature} must be at least 0 (0: the likeliest token, 1: the law)")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: {self.top_p} must be in (0, 1], or None for no nucleus")
 
@@ -74,11 +74,3 @@ def check_steps(steps: int | None) -> None:
     """Refuse a number of steps below 1; None leaves the number open."""
     if steps is not None and steps < 1:
         raise ValueError(f"steps: {steps} must be at least 1")
-
-
-def check_canvas(canvas_BL: Int[Tensor, "B L"], index_B: Int[Tensor, " B"]) -> None:
-    """Refuse a canvas and sample indices that do not belong together."""
-    if canvas_BL.dim() != 2 or index_B.shape != canvas_BL.shape[:1]:
-        raise ValueError(
-            f"canvas of shape {tuple(canvas_BL.shape)}: give (B, L) tokens and an index for each of B rows"
-        )

@@ -69,7 +69,7 @@ class EntropyBounded:
     """Reveal positions from the lowest entropy up while the sum of the others' entropies stays within `bound` nats.
 
     The sum without the largest bounds what independent draws can lose against joint ones. `steps` as for the threshold;
-    entropies are those of the law drawn from without its nucleus.
+    entropies are the network's own, before temperature and nucleus.
     """
 
     bound: float = 0.1
@@ -148,7 +148,7 @@ def _scores(config: ConfidenceConfig, logits_NV: Float[Tensor, "N V"], drawn_N: 
     for first in range(0, len(logits_NV), ROWS_AT_ONCE):
         rows_NV = logits_NV[first : first + ROWS_AT_ONCE].float()
         if isinstance(config, EntropyBounded):
-            parts.append(-entropy(rows_NV / config.draw.temperature))
+            parts.append(-entropy(rows_NV))
         elif drawn_N is not None:
             picked_N1 = drawn_N[first : first + ROWS_AT_ONCE, None]
             parts.append(rows_NV.softmax(1).gather(1, picked_N1).squeeze(1))

@@ -200,7 +200,7 @@ def run(
 def _order(seed: int, canvas_BL: Tensor, index_B: Tensor) -> Tensor:
     """The uniforms that decide when a position is revealed, on the host."""
     index_B = index_B.to(random_device(canvas_BL.device))
-    return uniform(seed, Stream.ORDER, 0, index_B, canvas_BL.shape[1], dtype=torch.float64).cpu()
+    return uniform(seed, Stream.ORDER, 0, index_B, canvas_BL.shape[1], dtype=torch.float64).cpu().contiguous()
 
 
 def _reveals(step_BL: Tensor, time_BL: Tensor) -> list[Reveal]:
