@@ -1,1 +1,1 @@
-"""cli."""
+"""The command line: one small module a command, each a thin shell over public functions."""
