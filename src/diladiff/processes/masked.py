@@ -74,8 +74,8 @@ def loss_weight(kind: LossWeight, schedule: MaskSchedule, t: Float[Tensor, "*S"]
 def masked_rows_bound(schedule: MaskSchedule, batch: int, length: int) -> int:
     """Rows that the masked positions of an aligned stratified slice never exceed, docs/math.md (9).
 
-    The mean at the worst offset of the strata plus 8 standard deviations; linear: (B+1)L/2 + 8 sqrt(BL/6). A number of the
-    host, found on the CPU: take it outside compiled code.
+    The mean at the worst offset of the strata plus 8 standard deviations; linear: (B+1)L/2 + 8 sqrt(BL/6). A host
+    number, found on the CPU: take it outside compiled code.
     """
     if batch < 1 or length < 1:
         raise ValueError(f"batch = {batch}, length = {length}: both must be at least 1")
