@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 export PYTHON TORCH TORCH_INDEX
 
 SHELL := /bin/bash
-BIN := .venv/bin
+BIN = "$$(cd .venv/bin && pwd -P)"
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -48,4 +48,5 @@ parts: setup ## download the pre-trained parts that some tests need
 	@$(BIN)/python tools/parts.py
 
 clean: ## remove .venv and what the tests wrote
+	@if [ -d .venv ]; then rm -rf "$$(cd .venv && pwd -P)"; fi
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache outputs/tests

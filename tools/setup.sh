@@ -5,7 +5,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 level=${1:-run}
-venv=.venv
+venv=$PWD/.venv
+disk=$PWD
+if [[ $PWD == *[[:space:]]* ]]; then
+    # torch.compile hands its own folder to a C++ compiler and does not quote it: there, .venv is a link to a path without spaces.
+    venv=${XDG_CACHE_HOME:-$HOME/.cache}/diladiff/venv-$(printf %s "$PWD" | cksum | cut -d ' ' -f 1)
+    disk=$HOME
+fi
 stamp=$venv/diladiff-setup
 default_torch="torch==2.13.0"
 in_range='import re, torch; v = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])); assert (2, 11) <= v < (3, 0)'
@@ -29,7 +35,7 @@ find_python() {
 
 need_space() { # megabytes, what for
     local folder free
-    for folder in "$PWD" "${TMPDIR:-/tmp}"; do
+    for folder in "$disk" "${TMPDIR:-/tmp}"; do
         free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
         [ "$free" -ge "$1" ] || die "the disk is too full: $2 needs about $1 MB and $folder has $free MB free"
     done
@@ -39,9 +45,12 @@ make_venv() {
     local share=""
     [ -z "${TORCH:-}${TORCH_INDEX:-}" ] && "$PYTHON" -c "$in_range" >/dev/null 2>&1 && share=--system-site-packages
     need_space 200 "a virtual environment"
-    say "making $venv with $("$PYTHON" --version)${share:+, which brings its own torch}"
+    say "making ${venv/#$PWD\//} with $("$PYTHON" --version)${share:+, which brings its own torch}"
     "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null || die "$PYTHON has no venv module: install it (on Debian and Ubuntu: the package python3-venv)"
+    rm -rf .venv
+    mkdir -p "$(dirname "$venv")"
     "$PYTHON" -m venv --clear $share "$venv" || die "could not make $venv"
+    [ "$venv" = "$PWD/.venv" ] || ln -s "$venv" .venv
 }
 
 install_torch() {
@@ -83,7 +92,7 @@ install_package() {
 wish="PYTHON=${PYTHON:-} TORCH=${TORCH:-} TORCH_INDEX=${TORCH_INDEX:-}"
 project=$(cksum < pyproject.toml)
 old_folder="" old_wish="" old_project="" old_level=""
-if [ -f "$stamp" ] && "$venv/bin/python" -c "" 2>/dev/null; then
+if [ -d .venv ] && [ -f "$stamp" ] && "$venv/bin/python" -c "" 2>/dev/null; then
     { read -r old_folder; read -r old_wish; read -r old_project; read -r old_level; } < "$stamp" || true
 fi
 [ "$wish" = "PYTHON= TORCH= TORCH_INDEX=" ] && [ -n "$old_wish" ] && wish=$old_wish

@@ -9,7 +9,7 @@ case "${1:-}" in
     slow) which="slow" ;;
     *) echo "tests: say fast or slow" >&2; exit 2 ;;
 esac
-pytest=(.venv/bin/python -m pytest)
+pytest=("$(cd .venv/bin && pwd -P)/python" -m pytest)
 mkdir -p outputs/tests
 rm -f "outputs/tests/$1.xml" "outputs/tests/$1-compile.xml"
 

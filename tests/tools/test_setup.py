@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+OURS = ("PYTHON", "TORCH", "TORCH_INDEX", "XDG_CACHE_HOME")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -31,10 +32,10 @@ def command(clone: Path, name: str, script: str) -> None:
 def setup(clone: Path, **environment: str) -> subprocess.CompletedProcess:
     """Run the set-up there."""
     paths = f"{clone.parent / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "TORCH", "TORCH_INDEX")}
+    clean = {name: value for name, value in os.environ.items() if name not in OURS}
     return subprocess.run(
         ["bash", str(clone / "tools/setup.sh"), "run"],
-        env={**clean, "PATH": paths, **environment},
+        env={**clean, "PATH": paths, "HOME": str(clone.parent), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -78,7 +79,19 @@ def test_a_missing_venv_module_is_named(clone):
     assert "bare has no venv module" in done.stderr
 
 
+def test_in_a_path_with_a_space_the_environment_stands_elsewhere(clone):
+    """torch.compile does not quote the folder that it hands to a C++ compiler."""
+    makes = 'for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"'
+    command(clone, "fake", f'case "$*" in "-m venv"*) {makes} ;; *torch*) exit 1 ;; esac; [ $# != 0 ]')
+    done = setup(clone, PYTHON="fake")
+    assert "the package index has no torch==" in done.stderr
+    target = (clone / ".venv").readlink()
+    assert (target / "bin/python").is_file()
+    assert " " not in str(target.relative_to(clone.parent))
+
+
 def test_a_finished_environment_is_left_alone(clone):
+    clone = clone.rename(clone.parent / "clone")
     python = clone / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\n[ "$*" = "-c " ] || { echo "touched: $*" >&2; exit 1; }\n')
@@ -90,5 +103,5 @@ def test_a_finished_environment_is_left_alone(clone):
     done = setup(clone)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
-    (clone / ".venv/diladiff-setup").write_text(stamp.replace("a clone", "another clone"))
+    (clone / ".venv/diladiff-setup").write_text(stamp.replace("/clone", "/another"))
     assert "making .venv" in setup(clone, PYTHON=bare(clone)).stdout
