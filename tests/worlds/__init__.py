@@ -1,0 +1,1 @@
+"""Small worlds in which the true answer can be computed."""
