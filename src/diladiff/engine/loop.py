@@ -16,7 +16,7 @@ from diladiff import config, files
 from diladiff.engine import checkpoint, distributed, provenance
 from diladiff.engine.logging import Log, Reporter, Silent, Track, draw_losses, read_rows
 from diladiff.engine.optim import OptimConfig, Optimizer
-from diladiff.engine.parallelize import Parallel, accumulating, parallelize, reseed
+from diladiff.engine.parallelize import Parallel, accumulating, gathered, parallelize, reseed
 from diladiff.engine.records import TOTAL, WEIGHT, Ledger, Record, pack, peak_flops
 from diladiff.engine.state import TrainState
 from diladiff.engine.stopping import StopRequest
@@ -255,7 +255,7 @@ def _save(run: Path, done: int, training: _Training, identity: dict[str, Any], w
 
 def _export(run: Path, training: _Training, export: Callable[[Path], None] | None) -> None:
     if export is not None:
-        with training.state.averaged(whole=True):
+        with training.state.averaged(), gathered(training.objective):
             distributed.on_main(lambda: export(run / MODEL), training.device)
 
 

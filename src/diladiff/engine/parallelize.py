@@ -5,6 +5,7 @@ the rest of the engine looks at them.
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Literal
 
@@ -20,6 +21,10 @@ from diladiff.engine import distributed
 from diladiff.objectives.base import Objective
 
 Parallel = Literal["ddp", "fsdp2"]
+
+# torch 2.13 warns of the name that torch 2.11 knows.
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel).parameters
+_BUFFER_SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
 
 
 def parallelize(objective: Objective, *, mode: Parallel, compile_blocks: bool, device: torch.device) -> nn.Module:
@@ -40,7 +45,8 @@ def parallelize(objective: Objective, *, mode: Parallel, compile_blocks: bool, d
         register_fsdp_forward_method(objective, "validate")
         return objective
     # Statistics are averaged over processes by the engine itself, so that DDP and FSDP2 do the same.
-    return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
+    options = {_BUFFER_SYNC: False, "gradient_as_bucket_view": True}
+    return DistributedDataParallel(objective, **options)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -56,19 +62,41 @@ def accumulating(module: nn.Module, *, last: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gathered(objective: Objective, *, whole: bool) -> Iterator[None]:
-    """While it lasts parameters may change, and with `whole` they are plain whole tensors in every process."""
-    sharded = [module for module in objective.modules() if isinstance(module, FSDPModule)]
-    for module in sharded:
-        if whole:
-            module.unshard()
-        else:
-            module.reshard()
+def changeable(objective: Objective) -> Iterator[None]:
+    """While it lasts parameters may be replaced; no copy that FSDP2 gathered is used across the change."""
+    _reshard(objective)
     try:
         yield
     finally:
-        # A copy that was gathered before a change must not be used after it.
-        for module in sharded:
+        _reshard(objective)
+
+
+@contextlib.contextmanager
+def gathered(objective: Objective) -> Iterator[None]:
+    """While it lasts the main process's parameters are plain whole tensors, copies of what they were."""
+    wholes: dict[DTensor, nn.Parameter] = {}
+    places = []
+    for module in objective.modules():
+        for name, param in module.named_parameters(recurse=False):
+            if isinstance(param, DTensor):
+                if param not in wholes:
+                    whole = full(local(param), param)
+                    wholes[param] = nn.Parameter(whole, requires_grad=param.requires_grad)
+                places.append((module, name, param))
+    if not distributed.is_main():
+        wholes.clear()
+    try:
+        for module, name, param in places:
+            setattr(module, name, wholes.get(param, param))
+        yield
+    finally:
+        for module, name, param in places:
+            setattr(module, name, param)
+
+
+def _reshard(objective: Objective) -> None:
+    for module in objective.modules():
+        if isinstance(module, FSDPModule):
             module.reshard()
 
 

@@ -132,7 +132,7 @@ class Ledger:
         what = f"the gradient is not finite (norm {norm})" if math.isfinite(total) else f"the loss is {total}"
         raise NonFiniteError(
             f"step {record.step}: {what} over samples {samples} of the run (sample = step x global_batch + place "
-            "in the batch); nothing was updated, the last checkpoint is untouched: lower the rate or look at these samples"
+            "in the batch); nothing was updated, the last checkpoint is whole: lower the rate or look at these samples"
         )
 
     def _count(self, record: Record, values: list[float]) -> None:

@@ -11,7 +11,7 @@ from diladiff.engine import distributed
 from diladiff.engine.checkpoint import Tensors
 from diladiff.engine.ema import Average, average
 from diladiff.engine.optim import Optimizer
-from diladiff.engine.parallelize import full, gathered, local, part
+from diladiff.engine.parallelize import changeable, full, local, part
 from diladiff.objectives.base import Objective, Step
 
 
@@ -38,12 +38,11 @@ class TrainState:
             self._agree_on_statistics()
 
     @contextlib.contextmanager
-    def averaged(self, *, whole: bool = False) -> Iterator[None]:
-        """While it lasts the parameters hold the first average; with `whole` they are plain tensors, too."""
-        with contextlib.ExitStack() as stack:
+    def averaged(self) -> Iterator[None]:
+        """While it lasts the parameters hold the first average."""
+        with changeable(self.objective), contextlib.ExitStack() as stack:
             if self.averages:
                 stack.enter_context(self.averages[0].swapped_in())
-            stack.enter_context(gathered(self.objective, whole=whole))
             yield
 
     def tensors(self) -> Tensors:
