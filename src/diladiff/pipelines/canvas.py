@@ -104,10 +104,15 @@ def read(tokenizer: Tokenizer, canvas: Canvas, ids_L: Int[Tensor, " L"]) -> str:
     return text
 
 
-def describe(canvas: Canvas) -> dict[str, Any]:
-    """A canvas for the record: its length, and the text it gives with ___ for what is written."""
+def describe(tokenizer: Tokenizer, canvas: Canvas) -> dict[str, Any]:
+    """A canvas for the record: its length, the text it gives with ___ for what is written, and where texts are cut."""
     given = "".join("___" if part.text is None else part.text for part in canvas.parts)
-    return {"length": len(canvas.ids_L), "text": given, "ids_sha256": _sha256(canvas.ids_L)}
+    return {
+        "length": len(canvas.ids_L),
+        "text": given,
+        "ids_sha256": _sha256(canvas.ids_L),
+        "packing": tokenizer.packing,
+    }
 
 
 def _sha256(ids_L: Tensor) -> str:

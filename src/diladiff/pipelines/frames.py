@@ -1,7 +1,7 @@
 """What a text looks like while it forms: runs of given, known, new and masked positions, for terminals and pictures."""
 
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal, NamedTuple, final
 
 import torch
@@ -75,14 +75,32 @@ class FrameMaker:
         return whole[len(self._anchor_text) :]
 
 
-def record(frames: Iterable[Frame]) -> list[dict[str, Any]]:
-    """A run's frames as values that JSON knows: `rows` holds lists of `[kind, text, positions]`."""
-    return [
-        {
-            "step": frame.step,
-            "steps": frame.steps,
-            "seconds": frame.seconds,
-            "rows": [[list(piece) for piece in row] for row in frame.rows],
-        }
-        for frame in frames
-    ]
+def record(tokenizer: Tokenizer, frames: Iterable[Frame]) -> dict[str, Any]:
+    """A run as values that JSON knows, for pictures of it.
+
+    `rows` holds for each sample its positions up to the end as `[text, step]`: their texts joined are the sample's, and
+    `step` is the one that revealed it for good (0: given). `seconds` are those of computing.
+    """
+    kept = list(frames)
+    last = kept[-1]
+    rows = []
+    for number, ids_L in enumerate(last.ids):
+        revealed_L = torch.zeros_like(ids_L)
+        for before, frame in pairwise(kept):
+            revealed_L[before.ids[number] != frame.ids[number]] = frame.step
+        texts = spell(tokenizer, ids_L.tolist())
+        rows.append([[text, step] for text, step in zip(texts, revealed_L.tolist(), strict=False)])
+    return {"schema": 1, "steps": last.steps, "seconds": last.seconds, "rows": rows}
+
+
+def spell(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """The text that each token adds, up to the end; a character in several tokens comes with its last one."""
+    if tokenizer.packing == "document" and tokenizer.end_id in ids:
+        ids = ids[: ids.index(tokenizer.end_id)]
+    texts, before = [], ""
+    for stop in range(1, len(ids) + 1):
+        whole = tokenizer.decode(ids[:stop])
+        complete = whole.startswith(before) and not whole.endswith(HALF_A_CHARACTER)
+        texts.append(whole[len(before) :] if complete else "")
+        before = whole if complete else before
+    return texts

@@ -159,7 +159,7 @@ class MaskedLM:
             canvas=self.canvas(prompt=prompt, suffix=suffix, canvas=canvas, blank_tokens=blank_tokens, length=length),
             first_index=first_index,
         )
-        size = self._batch_size(num, batch_size)
+        size = self._batch_size(batch_size)
         denoise = self._denoiser(compile=compile, fixed_batch=size if deterministic else None)
         started = time.perf_counter()
         ids = []
@@ -176,7 +176,7 @@ class MaskedLM:
             settings={
                 "sampler": to_dict(request.sampler),
                 "seed": seed,
-                "canvas": canvases.describe(request.canvas),
+                "protocol": canvases.describe(self.tokenizer, request.canvas),
                 "batch_size": size,
                 "device": self.device.type,
                 "dtype": folder.dtype_name(self.dtype),
@@ -260,10 +260,10 @@ class MaskedLM:
             yield maker.make(state._replace(tokens_BL=ids_BL), seconds)
             resumed = time.perf_counter()
 
-    def _batch_size(self, num: int, batch_size: int | None) -> int:
+    def _batch_size(self, batch_size: int | None) -> int:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size: {batch_size} must be at least 1")
-        return min(num, BATCH_SIZES.get(self.device.type, 8)) if batch_size is None else batch_size
+        return BATCH_SIZES.get(self.device.type, 8) if batch_size is None else batch_size
 
     def _denoiser(self, *, compile: bool, fixed_batch: int | None) -> ModelDenoiser:
         if not compile or fixed_batch is not None:
