@@ -17,6 +17,7 @@ from diladiff.data.shards import TokenDataset
 from diladiff.rng import permute
 
 PREFETCH_STEPS = 4
+PLANNED_SAMPLES = 1 << 14
 
 
 class RawBatch(NamedTuple):
@@ -58,24 +59,34 @@ class Loader:
 
     def indices(self, step: int) -> np.ndarray:
         """The blocks that this rank reads at a step, in order."""
-        run = self.global_batch // self.world
-        first = step * self.global_batch + self.rank * run
-        return block_order(first, run, len(self.dataset), self.seed)
+        return next(self._orders(step, 1))
 
     def __iter__(self) -> Iterator[list[RawBatch]]:
         reader = ThreadPoolExecutor(1, "diladiff-loader")  # what fails in it is raised where its batch is wanted
-        steps = itertools.count(self.start_step)
-        ahead = deque(reader.submit(self._read, next(steps)) for _ in range(PREFETCH_STEPS))
+        # A permutation costs 10 ms however few are asked for, so many steps are planned at once, an epoch at most.
+        planned = max(1, min(PLANNED_SAMPLES, len(self.dataset)) // self.global_batch)
+        orders = self._orders(self.start_step, planned)
+        ahead = deque(reader.submit(self._read, orders) for _ in range(PREFETCH_STEPS))
         try:
             while True:
                 found = ahead.popleft().result()
-                ahead.append(reader.submit(self._read, next(steps)))
+                ahead.append(reader.submit(self._read, orders))
                 yield [self._to_device(batch) for batch in found]
         finally:
-            reader.shutdown(wait=True, cancel_futures=True)
+            for future in ahead:
+                future.cancel()
+            reader.shutdown()
 
-    def _read(self, step: int) -> list[RawBatch]:
-        tokens_BL = torch.from_numpy(self.dataset.blocks(self.indices(step)))
+    def _orders(self, start_step: int, planned: int) -> Iterator[np.ndarray]:
+        """This rank's blocks, step after step."""
+        run = self.global_batch // self.world
+        own = np.arange(planned)[:, None] * self.global_batch + np.arange(self.rank * run, (self.rank + 1) * run)
+        for step in itertools.count(start_step, planned):
+            order = block_order(step * self.global_batch + own.ravel(), len(self.dataset), self.seed)
+            yield from order.reshape(planned, run)
+
+    def _read(self, orders: Iterator[np.ndarray]) -> list[RawBatch]:
+        tokens_BL = torch.from_numpy(self.dataset.blocks(next(orders)))
         index_B = torch.arange(len(tokens_BL)) + self.rank * len(tokens_BL)
         if self.device.type == "cuda":
             tokens_BL, index_B = tokens_BL.pin_memory(), index_B.pin_memory()
@@ -90,12 +101,11 @@ class Loader:
         return RawBatch(tokens_BL, batch.index_B.to(self.device, non_blocking=True), batch.size)
 
 
-def block_order(first: int, count: int, blocks: int, seed: int) -> np.ndarray:
-    """The blocks that samples first .. first + count - 1 of the global stream read; an epoch reads each block once."""
-    stream = np.arange(first, first + count, dtype=np.int64)
-    epochs, places = stream // blocks, stream % blocks
-    order = np.empty(count, dtype=np.int64)
-    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+def block_order(samples: np.ndarray, blocks: int, seed: int) -> np.ndarray:
+    """The blocks that some samples of the global stream read; each epoch of the stream reads every block once."""
+    epochs, places = samples // blocks, samples % blocks
+    order = np.empty(len(samples), dtype=np.int64)
+    for epoch in np.unique(epochs).tolist():
         here = epochs == epoch
         order[here] = permute(torch.from_numpy(places[here]), blocks, seed, epoch).numpy()
     return order

@@ -74,7 +74,8 @@ def _wordpiece(saved: dict[str, Any], words: Counter[str], size: int) -> set[str
     while True:
         counts = _count(_restrict(saved, keep), words)
         goal = max(size, int(SHRINK * len(keep)))
-        rest = sorted(keep - must, key=lambda token: (-counts[token], model["vocab"][token]))
+        # BERT's [unusedN] can never be met in a text, so they go first among what the corpus does not use
+        rest = sorted(keep - must, key=lambda token: (-counts[token], token[:7] == "[unused", model["vocab"][token]))
         keep = must | set(rest[: goal - len(must)])
         if goal == size:
             return keep
