@@ -129,6 +129,16 @@ def test_the_bound_is_the_printed_formula_when_linear():
     assert masked_rows_bound(mask_schedule("cosine"), 2, 4) <= 8
 
 
+@pytest.mark.parametrize("batch", [1, 2, 4, 32, 512])
+@pytest.mark.parametrize("length", [4, 64, 1024])
+def test_the_bound_covers_eight_deviations_at_every_offset(schedule, batch, length):
+    bound = masked_rows_bound(schedule, batch, length)
+    for offset in torch.linspace(0, 1, 101, dtype=torch.float64):
+        rate = schedule.mask_rate((torch.arange(batch) + offset) / batch)
+        mean, deviation = length * float(rate.sum()), math.sqrt(length * float((rate * (1 - rate)).sum()))
+        assert bound == batch * length or bound >= mean + 8 * deviation - 1e-6
+
+
 # global batch, slice, length, seeds
 SIZES = [(512, 32, 1024, 3), (64, 16, 128, 60), (64, 1, 32, 20), (32, 32, 64, 100), (8, 4, 256, 100), (128, 2, 64, 30)]
 
