@@ -62,15 +62,16 @@ def infill(tokenizer: Tokenizer, length: int, text: str, *, blank_tokens: int) -
     pieces: list[tuple[str | None, list[int] | int]] = []
     for given, ids in zip(texts, encoded, strict=True):
         pieces += [(given, ids), (None, blank_tokens)]
-    pieces.pop()
+    open_end = not texts[-1]
+    pieces = pieces[:-3] if open_end else pieces[:-1]
     used = sum(size if isinstance(size, int) else len(size) for _, size in pieces)
-    if not texts[-1]:
-        pieces = [*pieces[:-2], (None, max(length - used + blank_tokens, blank_tokens))]
-    if used > length:
+    if used + open_end > length:
         raise ValueError(
-            f"infill: {used} tokens, of which {blank_tokens} for each blank, exceed the length of {length}; "
+            f"infill: {used} tokens, {blank_tokens} for each blank but one at the end, exceed the length of {length}; "
             "shorten the text or the blanks"
         )
+    if open_end:
+        pieces.append((None, length - used))
     return _join(tokenizer, length, pieces)
 
 

@@ -38,24 +38,26 @@ class ModelDenoiser:
         self, tokens_AL: Int[Tensor, "A L"], time_A: Float[Tensor, " A"], rows_N: Int[Tensor, " N"]
     ) -> Float[Tensor, "N V"]:
         """Logits at rows a * L + l."""
-        length = tokens_AL.shape[1]
+        return self._head(self.hidden(tokens_AL, time_A).flatten(0, 1)[rows_N])
+
+    def hidden(self, tokens_AL: Int[Tensor, "A L"], time_A: Float[Tensor, " A"]) -> Float[Tensor, "A L D"]:
+        """The trunk's hidden states; under compile on a GPU they are valid until the next call."""
         if self.fixed_batch is None and not self.compile:
-            return self._head(self._hidden(tokens_AL, time_A).flatten(0, 1)[rows_N])
+            return self._run(tokens_AL, time_A)
         parts = []
-        for tokens, time in zip(tokens_AL.split(self._most()), time_A.split(self._most()), strict=True):
-            size = self._size(len(tokens))
+        for tokens_BL, time_B in zip(tokens_AL.split(self._most()), time_A.split(self._most()), strict=True):
+            count, missing = len(tokens_BL), self._size(len(tokens_BL)) - len(tokens_BL)
             # Copies of the first sequence fill the shape; nobody reads their rows.
-            padded_BL = torch.cat((tokens, tokens[:1].expand(size - len(tokens), length)))
-            padded_B = torch.cat((time, time[:1].expand(size - len(time))))
+            padded_BL = torch.cat((tokens_BL, tokens_BL[:1].expand(missing, -1)))
+            padded_B = torch.cat((time_B, time_B[:1].expand(missing)))
             if self.compile:
                 torch.compiler.cudagraph_mark_step_begin()
-            hidden_BLD = self._hidden(padded_BL, padded_B)
-            hidden_ND = hidden_BLD[: len(tokens)].flatten(0, 1)
+            hidden_BLD = self._run(padded_BL, padded_B)[:count]
             # A recorded graph writes its next result over this one.
-            parts.append(hidden_ND if len(tokens) == len(tokens_AL) else hidden_ND.clone())
-        return self._head((parts[0] if len(parts) == 1 else torch.cat(parts))[rows_N])
+            parts.append(hidden_BLD if count == len(tokens_AL) else hidden_BLD.clone())
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _hidden(self, tokens_BL: Tensor, time_B: Tensor) -> Tensor:
+    def _run(self, tokens_BL: Tensor, time_B: Tensor) -> Tensor:
         return self._trunk(tokens_BL, time_B if self.model.config.time_conditioning else None)
 
     def _most(self) -> int:
