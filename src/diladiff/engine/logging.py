@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, Protocol, final, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,6 +21,7 @@ Track = Literal["tensorboard", "wandb"]
 Row = dict[str, Any]
 
 
+@runtime_checkable
 class Reporter(Protocol):
     """Who is told how a run goes."""
 
@@ -131,6 +132,7 @@ def read_rows(run: Path) -> list[Row]:
         raise ValueError(f"{path} is damaged ({error}): remove the line or the file") from None
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """A service that draws curves."""
 
