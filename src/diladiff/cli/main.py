@@ -35,14 +35,10 @@ INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(help_text(), end="")
-        return 0
-    if arguments[0] in ("-V", "--version"):
-        print(f"diladiff {__version__}")
-        return 0
     try:
-        return _dispatch(arguments[0], arguments[1:])
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except SystemExit as stop:  # how tyro ends after printing its help
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:
@@ -74,10 +70,10 @@ def help_text() -> str:
     lines += [
         "",
         "a first session:",
-        "  diladiff demo                                        the model that ships, live in the terminal",
-        "  diladiff recipes                                     what can be trained, and what it costs",
-        "  diladiff recipes mdlm_stories_cpu                    one recipe, and the command that makes its data",
-        "  diladiff train mdlm_stories_cpu --data data/stories  train it; the same line again resumes",
+        "  diladiff demo                                        a model that ships, live",
+        "  diladiff recipes                                     what can be trained, at what cost",
+        "  diladiff recipes mdlm_stories_cpu                    one of them, and how to make its data",
+        "  diladiff train mdlm_stories_cpu --data data/stories  train it; once more: resume",
         "  diladiff sample outputs/mdlm_stories_cpu --num 4     write with the result",
         "",
         "options: --help, --version; DILADIFF_TRACEBACK=1 shows where an error came from",
@@ -86,13 +82,19 @@ def help_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _dispatch(command: str, arguments: list[str]) -> int:
-    names = [name for commands in COMMANDS.values() for name in commands]
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(help_text(), end="")
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        print(f"diladiff {__version__}")
+        return 0
+    command, names = arguments[0], [name for commands in COMMANDS.values() for name in commands]
     if command not in names:
         near = closest(command, names)
         hint = f"did you mean {near}?" if near else f"the commands are {', '.join(names)}"
         raise ValueError(f"no command {command!r}; {hint}")
-    return importlib.import_module(f"diladiff.cli.{command}").main(arguments)
+    return importlib.import_module(f"diladiff.cli.{command}").main(arguments[1:])
 
 
 def _explain(error: Exception) -> str | None:

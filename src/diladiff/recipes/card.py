@@ -58,7 +58,7 @@ def _facts(
         "tokenizer": f"{recipe.data.tokenizer} (fingerprint {dataset['meta']['fingerprint']})",
     }
     if init_from is not None:
-        facts["started from"] = str(init_from)
+        facts["started from"] = Path(init_from).name
     measured = [row for row in read_rows(run) if "val_nll" in row]
     if measured:
         last = measured[-1]
