@@ -30,12 +30,12 @@ class Feeds:
         """What the sources are, so that a resumed run can see that they have changed."""
         return [[Path(source.name).name, source.size] for source in self.sources]
 
-    def count_rows(self) -> list[int]:
+    def count_rows(self) -> tuple[int, ...]:
         """The rows of each training source, where the split needs them."""
         by_number = self.config.valid_documents and self.first_valid == len(self.sources)
-        return [source.count() for source in self.sources] if by_number else []
+        return tuple(source.count() for source in self.sources) if by_number else ()
 
-    def tasks(self, source: int, row: int, rows: list[int]) -> Iterator[Task]:
+    def tasks(self, source: int, row: int, rows: tuple[int, ...]) -> Iterator[Task]:
         """Tasks from a row of a source on; none mixes two splits chosen by number."""
         first_held_out = sum(rows) - self.config.valid_documents
         for index in range(source, len(self.sources)):
@@ -74,7 +74,7 @@ class Feeds:
 
 
 def training_texts(
-    config: PrepareConfig, feeds: Feeds, rows: list[int], tell: Callable[[Progress], None]
+    config: PrepareConfig, feeds: Feeds, rows: tuple[int, ...], tell: Callable[[Progress], None]
 ) -> Iterator[str]:
     """The first training documents; bad rows are skipped here and counted later."""
     reader, found = Reader(feeds.rules), 0

@@ -34,7 +34,7 @@ HOPELESS_ROWS = 100
 class _Open:
     """A split while it is written."""
 
-    shards: list[dict[str, Any]] = field(default_factory=list)
+    shards: tuple[dict[str, Any], ...] = ()
     bytes: int = 0
     documents: int = 0
     counts: Counts = field(default_factory=Counts)
@@ -48,10 +48,10 @@ class _State:
     identity: dict[str, Any]
     source: int = 0
     row: int = 0
-    rows: list[int] = field(default_factory=list)
+    rows: tuple[int, ...] = ()
     """The rows of each source, where the split goes by number."""
-    outcomes: list[int] = field(default_factory=lambda: [0] * len(Outcome))
-    bad: list[str] = field(default_factory=list)
+    outcomes: dict[str, int] = field(default_factory=lambda: {outcome.name: 0 for outcome in Outcome})
+    bad: tuple[str, ...] = ()
     splits: dict[str, _Open] = field(default_factory=dict)
 
 
@@ -134,7 +134,7 @@ class _Job:
         """Add what a task gave; whether a shard was closed."""
         at, closed = 0, False
         for i, outcome in enumerate(packed.outcomes):
-            self.state.outcomes[outcome] += 1
+            self.state.outcomes[Outcome(outcome).name] += 1
             if outcome != Outcome.KEPT:
                 continue
             split = SPLITS[packed.splits[i]]
@@ -151,13 +151,13 @@ class _Job:
             if self.writers[split].tokens >= self.config.shard_tokens:
                 self._close(split)
                 closed = True
-        self.state.bad = (self.state.bad + packed.reasons)[:SHOWN_BAD]
+        self.state.bad = (*self.state.bad, *packed.reasons)[:SHOWN_BAD]
         if packed.source != self.state.source:
             self.state.source, self.state.row = packed.source, 0
         self.state.row += len(packed.outcomes)
         self._tell(packed.source)
-        bad = self.state.outcomes[Outcome.BAD]
-        if bad >= HOPELESS_ROWS and bad == sum(self.state.outcomes):
+        bad = self.state.outcomes[Outcome.BAD.name]
+        if bad >= HOPELESS_ROWS and bad == sum(self.state.outcomes.values()):
             raise ValueError(f"all of the first {bad} rows are bad, such as: {self.state.bad[0]}")
         return closed
 
@@ -167,14 +167,8 @@ class _Job:
     def _close(self, split: str) -> None:
         part, writer = self.state.splits[split], self.writers.pop(split)
         header = writer.close(part.documents, self.meta)
-        part.shards.append(
-            {
-                "file": writer.path.name,
-                "tokens": header.tokens,
-                "documents": header.documents,
-                "sha256": files.sha256(writer.path),
-            }
-        )
+        row = {"file": writer.path.name, "tokens": header.tokens, "documents": header.documents}
+        part.shards += ({**row, "sha256": files.sha256(writer.path)},)
         part.bytes = part.documents = 0
 
     def _save(self) -> None:
@@ -190,7 +184,7 @@ class _Job:
         self.tell(Progress("tokens", documents, tokens, self.feeds.share(source)))
 
     def _finish(self) -> Summary:
-        rows, bad = sum(self.state.outcomes), self.state.outcomes[Outcome.BAD]
+        rows, bad = sum(self.state.outcomes.values()), self.state.outcomes[Outcome.BAD.name]
         if bad > self.config.max_bad_share * rows:
             raise ValueError(
                 f"{bad} of {rows} rows are bad, more than max_bad_share {self.config.max_bad_share}: repair the input "
@@ -261,7 +255,7 @@ def _draw(config: PrepareConfig, folder: Path, tell: Callable[[Progress], None])
 
 
 def _make_tokenizer(
-    config: PrepareConfig, feeds: Feeds, rows: list[int], tell: Callable[[Progress], None]
+    config: PrepareConfig, feeds: Feeds, rows: tuple[int, ...], tell: Callable[[Progress], None]
 ) -> Tokenizer:
     """The tokenizer of a configuration, fitted to the training documents where it asks for that."""
     if config.train_tokenizer is not None:
@@ -287,7 +281,7 @@ def _meta(config: PrepareConfig, tokenizer: Tokenizer) -> Meta:
 
 
 def _left_out(state: _State) -> dict[str, int]:
-    return {outcome.name.lower(): state.outcomes[outcome] for outcome in Outcome if outcome != Outcome.KEPT}
+    return {outcome.name.lower(): state.outcomes[outcome.name] for outcome in Outcome if outcome != Outcome.KEPT}
 
 
 def _silent(_: Progress) -> None:

@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast, final
+from typing import Any, Literal, NamedTuple, final
 
 TEXT = (".txt", ".text", ".md")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -45,11 +45,13 @@ class FileSource:
             raise ValueError(f"input {path}: unknown ending {ending!r}; known are {known}, also with .gz, .xz or .zst")
         self.is_json = ending in JSON_LINES
         self.size = path.stat().st_size
-        self._handle: IO[bytes] | None = None
+        self._handle: io.BufferedReader | None = None
 
     def place(self) -> Place:
         """The bytes read so far, of the file's."""
-        return Place(self._handle.tell() if self._handle and not self._handle.closed else 0, self.size)
+        if self._handle is None:
+            return Place(0, self.size)
+        return Place(self.size if self._handle.closed else self._handle.tell(), self.size)
 
     def count(self) -> int:
         """The number of rows; reads the whole file."""
@@ -66,7 +68,7 @@ class FileSource:
             except (*DAMAGE, *_zstd_errors()) as error:
                 raise ValueError(f"input {self.path}: damaged or cut after row {number} ({error})") from None
 
-    def _split(self, lines: IO[bytes]) -> Iterator[bytes]:
+    def _split(self, lines: io.BufferedIOBase) -> Iterator[bytes]:
         if self.is_json or self.documents == "line":
             for line in lines:
                 yield line.rstrip(b"\r\n")
@@ -146,9 +148,9 @@ def _known(path: Path) -> bool:
     return ending in TEXT + JSON_LINES
 
 
-def _decompress(handle: IO[bytes], compression: str) -> IO[bytes]:
+def _decompress(handle: io.BufferedReader, compression: str) -> io.BufferedIOBase:
     if compression == ".gz":
-        return cast(IO[bytes], gzip.GzipFile(fileobj=handle))
+        return gzip.GzipFile(fileobj=handle)
     if compression == ".xz":
         return lzma.LZMAFile(handle)
     if compression == ".zst":
@@ -158,7 +160,7 @@ def _decompress(handle: IO[bytes], compression: str) -> IO[bytes]:
 
 if sys.version_info >= (3, 14):
 
-    def _zstd(handle: IO[bytes]) -> IO[bytes]:
+    def _zstd(handle: io.BufferedReader) -> io.BufferedIOBase:
         from compression import zstd
 
         return zstd.ZstdFile(handle)
@@ -170,14 +172,14 @@ if sys.version_info >= (3, 14):
 
 else:
 
-    def _zstd(handle: IO[bytes]) -> IO[bytes]:
-        return cast(IO[bytes], io.BufferedReader(_ZstdStream(handle), 1 << 20))
+    def _zstd(handle: io.BufferedReader) -> io.BufferedIOBase:
+        return io.BufferedReader(_ZstdStream(handle), 1 << 20)
 
     @final
     class _ZstdStream(io.RawIOBase):
         """Frames of zstandard as bytes; unlike the package's own stream it notices where the last frame is cut."""
 
-        def __init__(self, handle: IO[bytes]) -> None:
+        def __init__(self, handle: io.BufferedIOBase) -> None:
             self._handle, self._left, self._ready = handle, b"", b""
             self._frame: Any = None
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, SupportsIndex, final
 
 import tokenizers
 
@@ -106,7 +106,7 @@ class Tokenizer:
         """The ids of each text, without any special token."""
         return [found.ids for found in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text of ids: up to the first end token, or, for joined documents, all of them with blank lines between.
 
         Special tokens leave no trace, so a half-revealed sequence shows what is known.
