@@ -129,9 +129,9 @@ def main() -> None:
         for job in json.loads(sys.argv[1]):
             try:
                 result = train(device=device, **job)
-                print(distributed.rank(), result.stop, result.step, flush=True)
+                sys.stdout.write(f"{distributed.rank()} {result.stop} {result.step}\n")
             except ValueError as error:
-                print(distributed.rank(), "error", error, flush=True)
+                sys.stdout.write(f"{distributed.rank()} error {error}\n")
 
 
 if __name__ == "__main__":

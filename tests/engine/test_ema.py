@@ -1,5 +1,7 @@
 """Averages against their closed form, and why their horizon has to grow."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -49,9 +51,11 @@ def test_swapping_restores_every_bit_also_after_an_error():
     before = param.clone()
     param.add_(1)
     after = param.clone()
-    with pytest.raises(RuntimeError, match="inside"), ema.swapped_in():
-        assert torch.equal(param, before)
-        raise RuntimeError("inside")
+    inside = []
+    with contextlib.suppress(RuntimeError), ema.swapped_in():
+        inside.append(param.clone())
+        raise RuntimeError
+    assert torch.equal(inside[0], before)
     assert torch.equal(param.view(torch.int32), after.view(torch.int32))
 
 

@@ -125,7 +125,7 @@ def fit(
         lag = 1 if device.type == "cuda" else 0
         done, stop = start, False
         while done < train.steps and not stop:
-            ledger.add(training.step(done, next(batches), stop=request.asked_by is not None))
+            ledger.add(training.step(done, next(batches), request))
             done += 1
             voice.advance(done)
             validating = validation is not None and _due(done, train.validate_every_steps, train)
@@ -165,7 +165,7 @@ class _Training:
         # Groups are asked for now, because sharding replaced the parameters.
         self.state = TrainState(objective, Optimizer(optim, objective.groups(), train.steps), train.ema)
 
-    def step(self, number: int, micro_batches: list[Any], *, stop: bool) -> Record:
+    def step(self, number: int, micro_batches: list[Any], request: StopRequest) -> Record:
         """Take step `number` (from 0); nothing in it makes the host wait for the device."""
         reseed(self.train.seed, number)
         step = Step(self.train.seed, torch.full((), number, dtype=torch.int64, device=self.device))
@@ -176,7 +176,7 @@ class _Training:
                     loss: LossTerms = self.module(to_batch(raw, self.device), step)
                 loss.total.backward()
             terms.append(loss)
-        names, values = pack(terms, stop=stop)
+        names, values = pack(terms, stop=request.asked_by is not None)
         norm = self.state.optimizer.step(number, values[TOTAL], values[WEIGHT])
         self.state.after_update(step, number)
         tokens = distributed.world() * sum(raw.tokens_BL.numel() for raw in micro_batches)
