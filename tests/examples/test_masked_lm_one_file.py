@@ -106,7 +106,7 @@ def test_text_comes_back_and_a_short_run_prints_samples(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert all(example.decode(example.encode(sentence)) == sentence for sentence in example.SENTENCES)
-    assert max(map(len, example.SENTENCES)) < example.LENGTH
+    assert max(len(sentence.split()) for sentence in example.SENTENCES) < example.LENGTH
     monkeypatch.setattr("sys.argv", ["example", "--train-steps", "3", "--num", "4", "--sample-steps", "8"])
     example.main()
     printed = capsys.readouterr().out
