@@ -33,6 +33,7 @@ def test_fixed_shapes_change_no_logit(tokenizer, build, batch, conditioned, monk
 
 
 @pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_compiled_in_buckets_it_gives_the_same_logits(tokenizer, build, monkeypatch):
     lm = build(tokenizer)
     shapes = []

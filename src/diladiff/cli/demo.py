@@ -118,7 +118,7 @@ def _lines(frames: "Iterator[Frame]", console: Console) -> float:
     shown = -1
     for frame in frames:
         part = frame.step * PLAIN_STATES // max(frame.steps, 1)
-        if part != shown and frame.step < frame.steps:
+        if part != shown and any(piece.kind == "mask" for piece in frame.rows[0]):
             shown = part
             console.print(f"step {frame.step}: {plain(frame.rows[0])}", markup=False, highlight=False, soft_wrap=True)
     text = printable("".join(piece.text for piece in frame.rows[0]))

@@ -16,7 +16,7 @@ from diladiff.cli.arguments import parse
 from diladiff.cli.terminal import describe, printable
 from diladiff.engine.distributed import is_main, rank, session, world
 from diladiff.pipelines.canvas import Canvas
-from diladiff.pipelines.masked_lm import MaskedLM, Observer
+from diladiff.pipelines.masked_lm import MaskedLM, Observer, pick_device
 from diladiff.pipelines.samples import Samples, write_samples
 from diladiff.samplers import TokenState
 
@@ -25,7 +25,7 @@ ABOUT = """Write texts with a model: a model folder, a run folder (outputs/NAME)
   diladiff sample pretrained/mdlm_stories --num 4 --steps 64
   diladiff sample outputs/mdlm_stories --prompt "Once upon a time" --top-p 0.9
   diladiff sample outputs/mdlm_stories --infill "Lily saw a ___ in the garden. ___"
-  torchrun --nproc-per-node 8 --no-python diladiff sample MODEL --num 5000 --out samples.jsonl
+  torchrun --nproc-per-node 8 --no-python -- diladiff sample MODEL --num 5000 --out samples.jsonl
 
 Text number i depends on the model, the settings, the seed and i, not on batch size or processes.
 """
@@ -88,6 +88,8 @@ def main(arguments: list[str]) -> int:
         raise ValueError("--infill: give it alone, with the prompt and the suffix written into it")
     if asked.num < 1:
         raise ValueError(f"--num: {asked.num} must be at least 1")
+    if asked.device is not None:
+        pick_device(asked.device)
     console = Console()
     with session(asked.device) as device:
         lm = MaskedLM.from_pretrained(asked.model, device=device, dtype=asked.dtype)
@@ -98,7 +100,9 @@ def main(arguments: list[str]) -> int:
             _show(asked, samples, console)
             if asked.out is not None:
                 write_samples(asked.out, samples, model=lm.identity)
-                console.print(f"{asked.out}: {len(samples.texts)} samples", markup=False, highlight=False)
+                console.print(
+                    f"{asked.out}: {len(samples.texts)} samples", markup=False, highlight=False, soft_wrap=True
+                )
     return 0
 
 
