@@ -98,6 +98,12 @@ def test_the_ends_of_the_unit_interval_give_possible_tokens():
     assert draw(logits[:, :201].flip(1), u).tolist() == [0, 193]
 
 
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.999}], ids=str)
+def test_a_token_owns_the_lower_end_of_its_interval(settings):
+    u = torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)
+    assert draw(torch.zeros(4, 4), u, **settings).tolist() == [0, 1, 2, 3]
+
+
 def test_a_row_does_not_depend_on_its_batch():
     logits, u = random_logits(30, 700), uniforms(30)
     for settings in SETTINGS:
