@@ -41,12 +41,19 @@ def test_no_report_is_a_failure(tmp_path):
 
 def test_a_missing_part_fails_where_parts_are_required(tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    (tmp_path / "torch.py").write_text("def set_num_threads(count): pass\n")  # the real one takes seconds to import
     (tmp_path / "test_it.py").write_text(
         "import pytest\n@pytest.mark.parts\ndef test_it(parts):\n    assert parts('nothing')\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, tmp_path],
-        env={**os.environ, "DILADIFF_REQUIRE_PARTS": "1", "DILADIFF_PARTS": str(tmp_path / "none")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tmp_path),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "DILADIFF_REQUIRE_PARTS": "1",
+            "DILADIFF_PARTS": str(tmp_path / "none"),
+        },
         capture_output=True,
         text=True,
         check=False,
