@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from diladiff.models.token_transformer import TokenTransformerConfig
-from diladiff.samplers import SAMPLERS, sample, sampler_config
-from diladiff.samplers.base import ROWS_AT_ONCE, DrawConfig, pick
+from diladiff.samplers import SAMPLERS, base, sample, sampler_config
+from diladiff.samplers.base import DrawConfig, pick
 
 MASK, LENGTH = 1, 12
 
@@ -74,9 +74,10 @@ def test_zero_temperature_writes_the_likeliest_tokens(network):
     assert len(wanted) == LENGTH
 
 
-def test_rows_drawn_in_pieces_are_the_same():
+def test_rows_drawn_in_pieces_are_the_same(monkeypatch):
+    monkeypatch.setattr(base, "ROWS_AT_ONCE", 8)
     torch.manual_seed(0)
-    logits, uniform = torch.randn(ROWS_AT_ONCE + 5, 3), torch.rand(ROWS_AT_ONCE + 5, dtype=torch.float64)
+    logits, uniform = torch.randn(21, 3), torch.rand(21, dtype=torch.float64)
     draw = DrawConfig(temperature=0.7, top_p=0.8)
     whole = pick(logits, uniform, draw)
     assert whole.tolist() == [int(pick(a[None], u[None], draw)) for a, u in zip(logits, uniform, strict=True)]

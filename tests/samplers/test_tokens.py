@@ -6,128 +6,104 @@ import pytest
 import torch
 
 from diladiff.config import from_dict, to_dict
+from diladiff.processes.schedules import mask_schedule
+from diladiff.processes.times import uniform_grid
+from diladiff.rng import Stream, uniform
 from diladiff.samplers import Ancestral, FirstHitting, Remasking, sample
 from diladiff.samplers.tokens import plan_ancestral, plan_first_hitting, plan_remasking, remask_probability
+from tests.worlds.discrete import (
+    CLEAN_STATES,
+    LENGTH,
+    MASK,
+    STATES,
+    TEXTS,
+    all_masked,
+    ancestral_law,
+    correlated_world,
+    reveal_law,
+)
 
-V, L, MASK = 3, 3, 3
-NUM = 20_000
-STATES = list(itertools.product(range(V + 1), repeat=L))
-TABLE = torch.tensor(
-    [8, 1, 1, 1, 4, 1, 1, 1, 6, 1, 5, 1, 1, 1, 7, 2, 1, 1, 9, 1, 1, 1, 3, 1, 1, 2, 10], dtype=torch.float64
-).reshape(V, V, V)
-TABLE = TABLE / TABLE.sum()
+NUM = 10_000
 SMALLEST_P = 1e-4
+WORLD = correlated_world()
+LINEAR = mask_schedule("linear")
 
 
-def marginals(state):
-    """The exact denoiser: for each position the law of its token given what is unmasked, (L, V + 1)."""
-    index = tuple(slice(None) if token == MASK else slice(token, token + 1) for token in state)
-    joint = TABLE[index] / TABLE[index].sum()
-    rows = []
-    for position, token in enumerate(state):
-        law = torch.zeros(V + 1, dtype=torch.float64)
-        if token == MASK:
-            law[:V] = joint.sum([other for other in range(L) if other != position])
-        else:
-            law[token] = 1
-        rows.append(law)
-    return torch.stack(rows)
+def p_value(config, law, canvas=(MASK,) * LENGTH, seed=0):
+    """The chi-square test's p-value of a sampler's texts against a law over TEXTS."""
+    canvas_BL = torch.tensor(canvas).expand(NUM, LENGTH)
+    *_, last = sample(config, WORLD.denoise, canvas_BL, torch.arange(NUM), mask_id=MASK, seed=seed)
+    counts = torch.bincount(last.tokens_BL @ torch.tensor([9, 3, 1]), minlength=len(TEXTS)).double()
+    expected = NUM * law
+    # Rare texts share a cell, since the test's law holds for cells of some counts.
+    common, rare = expected >= 5, (expected > 0) & (expected < 5)
+    assert counts[expected == 0].sum() == 0
+    observed = torch.cat((counts[common], counts[rare].sum()[None]))
+    expected = torch.cat((expected[common], expected[rare].sum()[None].clamp(min=1e-9)))
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    freedom = torch.tensor(float(common.sum() - (0 if rare.any() else 1)), dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom / 2, statistic / 2))
 
 
-LOGITS = torch.stack([marginals(state) for state in STATES]).log().reshape([V + 1] * L + [L, V + 1])
-
-
-def exact(tokens_AL, time_A, rows_N):
-    """The exact denoiser as a sampler's network."""
-    assert time_A.shape == tokens_AL.shape[:1]
-    return LOGITS[tuple(tokens_AL.unbind(1))].flatten(0, 1)[rows_N]
-
-
-def step_law(law, reveal, remask=0.0):
-    """Push a law of states through one step whose positions change independently given the state."""
-    after = torch.zeros([V + 1] * L, dtype=torch.float64)
-    for state in STATES:
-        if law[state] == 0:
-            continue
-        kernels = []
-        for token, rows in zip(state, marginals(state), strict=True):
-            kernel = rows * (reveal if token == MASK else 1 - remask)
-            kernel[MASK] = 1 - reveal if token == MASK else remask
-            kernels.append(kernel)
-        after += law[state] * torch.einsum("i,j,k->ijk", *kernels)
-    return after
-
-
-def chain_law(grid, *, sigma=lambda n: 0.0):
-    """The law of the ancestral (or remasking) chain under alpha = 1 - t, by enumeration."""
-    law = torch.zeros([V + 1] * L, dtype=torch.float64)
-    law[(MASK,) * L] = 1
-    for n, (t, s) in enumerate(itertools.pairwise(grid)):
-        remask = sigma(n)
-        law = step_law(law, ((1 - s) - (1 - remask) * (1 - t)) / t, remask)
-    assert float(law[:V, :V, :V].sum()) == pytest.approx(1)
-    return law[:V, :V, :V]
-
-
-def p_value(config, law, canvas=(MASK,) * L, seed=0, num=NUM):
-    """The chi-square test's p-value of a sampler's texts against a law of clean texts."""
-    canvas_BL = torch.tensor(canvas).expand(num, L)
-    state = list(sample(config, exact, canvas_BL, torch.arange(num), mask_id=MASK, seed=seed))[-1]
-    counts = torch.bincount(state.tokens_BL @ torch.tensor([V * V, V, 1]), minlength=V**L).double()
-    expected = num * law.flatten()
-    possible = expected > 0
-    assert counts[~possible].sum() == 0
-    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
-    return float(torch.special.gammaincc((possible.sum() - 1) / 2, statistic / 2))
+def remasking_law(config):
+    """The law over TEXTS of the remasking chain under alpha = 1 - t, by enumeration over STATES."""
+    marginal_SLV = WORLD.log_denoiser(STATES).exp()
+    masked_SL = STATES == MASK
+    stay_SLV = torch.nn.functional.one_hot(STATES, MASK + 1).double()
+    nothing_V = torch.nn.functional.one_hot(torch.tensor(MASK), MASK + 1).double()
+    law_S = all_masked()
+    for t, s in itertools.pairwise(uniform_grid(config.steps).tolist()):
+        sigma = remask_probability(config, t, 1 - t, 1 - s)
+        reveal = ((1 - s) - (1 - sigma) * (1 - t)) / t
+        law_SLV = torch.where(
+            masked_SL[..., None],
+            reveal * marginal_SLV + (1 - reveal) * nothing_V,
+            (1 - sigma) * stay_SLV + sigma * nothing_V,
+        )
+        law_S = law_S @ law_SLV[:, torch.arange(LENGTH), STATES].prod(-1)
+    assert float(law_S[CLEAN_STATES].sum()) == pytest.approx(1)
+    return law_S[CLEAN_STATES]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_ancestral_has_the_law_of_the_enumerated_chain(steps):
-    grid = [1 - n / steps for n in range(steps + 1)]
-    assert p_value(Ancestral(steps=steps), chain_law(grid)) > SMALLEST_P
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_ancestral_has_the_law_of_the_enumerated_chain(steps, schedule):
+    law = ancestral_law(WORLD.log_denoiser, mask_schedule(schedule), steps)
+    assert p_value(Ancestral(steps=steps, schedule=schedule), law) > SMALLEST_P
+
+
+def test_ancestral_under_a_schedule_that_starts_unmasked_begins_all_masked():
+    """log_linear's alpha(1) is .001: what is left of it is spread over the steps as alpha's own increments are."""
+    law = ancestral_law(WORLD.log_denoiser, LINEAR, 2)
+    assert p_value(Ancestral(steps=2, schedule="log_linear"), law) > SMALLEST_P
 
 
 def test_ancestral_has_not_the_true_law_in_few_steps():
-    assert p_value(Ancestral(steps=2), TABLE) < SMALLEST_P
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "log_linear"])
-def test_a_schedule_moves_the_chain_to_other_times(schedule):
-    alpha = [0.0, 0.5**0.5, 1.0] if schedule == "cosine" else [0.0, 0.5, 1.0]
-    law = chain_law([1 - a for a in alpha])
-    assert p_value(Ancestral(steps=2, schedule=schedule), law) > SMALLEST_P
+    assert p_value(Ancestral(steps=2), WORLD.law) < SMALLEST_P
 
 
 def test_first_hitting_has_the_true_law_one_token_a_forward():
-    assert p_value(FirstHitting(), TABLE) > SMALLEST_P
-    assert p_value(FirstHitting(steps=L), TABLE, seed=1) > SMALLEST_P
+    assert p_value(FirstHitting(), WORLD.law) > SMALLEST_P
+    assert p_value(FirstHitting(steps=LENGTH), WORLD.law, seed=1) > SMALLEST_P
 
 
 def test_first_hitting_in_groups_has_the_law_of_random_groups():
-    law = torch.zeros([V] * L, dtype=torch.float64)
-    for last in range(L):
-        first_two = TABLE.sum(last, keepdim=True)
-        pair = [TABLE.sum([other for other in range(L) if other != one], keepdim=True) for one in range(L)]
-        del pair[last]
-        law += pair[0] * pair[1] * (TABLE / first_two) / L
+    lasts = torch.eye(LENGTH, dtype=torch.bool)
+    law = sum(reveal_law(WORLD.log_denoiser, [~last_L, last_L]) for last_L in lasts) / LENGTH
     assert p_value(FirstHitting(steps=2), law) > SMALLEST_P
-    assert p_value(FirstHitting(steps=2), TABLE) < SMALLEST_P
+    assert p_value(FirstHitting(steps=2), WORLD.law) < SMALLEST_P
 
 
 @pytest.mark.parametrize("rule", ["cap", "rescale"])
 def test_remasking_has_the_law_of_its_enumerated_chain(rule):
     config = Remasking(steps=4, rule=rule, eta=0.5)
-    grid = [1 - n / 4 for n in range(5)]
-
-    def sigma(n):
-        return remask_probability(config, grid[n], 1 - grid[n], 1 - grid[n + 1])
-
-    assert p_value(config, chain_law(grid, sigma=sigma)) > SMALLEST_P
-    assert p_value(config, chain_law(grid)) < SMALLEST_P
+    assert p_value(config, remasking_law(config)) > SMALLEST_P
+    assert p_value(config, ancestral_law(WORLD.log_denoiser, LINEAR, 4)) < SMALLEST_P
 
 
 def test_remasking_without_remasking_is_ancestral():
-    law = chain_law([1 - n / 4 for n in range(5)])
+    law = ancestral_law(WORLD.log_denoiser, LINEAR, 4)
+    torch.testing.assert_close(remasking_law(Remasking(steps=4, eta=0.0)), law)
     assert p_value(Remasking(steps=4, eta=0.0), law) > SMALLEST_P
     assert p_value(Remasking(steps=4, eta=0.5, start_time=0.2, end_time=0.1), law) > SMALLEST_P
 
@@ -135,8 +111,8 @@ def test_remasking_without_remasking_is_ancestral():
 @pytest.mark.parametrize("config", [FirstHitting(), Ancestral(steps=1), Remasking(steps=1)])
 def test_given_positions_condition_the_law(config):
     """With one position left even one step has the true conditional law."""
-    conditional = torch.zeros_like(TABLE)
-    conditional[1, :, 2] = TABLE[1, :, 2] / TABLE[1, :, 2].sum()
+    fits = (TEXTS[:, 0] == 1) & (TEXTS[:, 2] == 2)
+    conditional = torch.where(fits, WORLD.law, 0.0) / WORLD.law[fits].sum()
     assert p_value(config, conditional, canvas=(1, MASK, 2)) > SMALLEST_P
 
 
@@ -214,8 +190,6 @@ def test_first_hitting_reveals_in_ancestrals_order_in_even_groups():
 
 
 def _order_uniforms(canvas_BL, move):
-    from diladiff.rng import Stream, uniform
-
     u_BL = uniform(1, Stream.ORDER, 0, torch.arange(len(canvas_BL)), canvas_BL.shape[1], dtype=torch.float64)
     return u_BL.flatten()[move.places_N].tolist()
 
