@@ -52,6 +52,23 @@ def test_other_talk_is_seen():
     assert len(strangers("x.md", "\n".join(lines))) == 3
 
 
+def dead_links(root, path: str) -> list[str]:
+    """The links of a page to files that are not there."""
+    found = re.findall(r"\]\(([^)#:]+)\)", (root / path).read_text("utf-8"))
+    return [f"{path}: {link}" for link in found if not (root / path).parent.joinpath(link).exists()]
+
+
+def test_links_between_pages_lead_somewhere(root, project_files):
+    pages = [path for path in project_files if path.endswith(".md") and "/" not in path.removeprefix("docs/")]
+    assert len(pages) > 4
+    assert not [link for path in pages for link in dead_links(root, path)]
+
+
+def test_a_dead_link_is_seen(tmp_path):
+    (tmp_path / "x.md").write_text("[a](x.md) [b](nowhere.md) ![c](no.svg) [d](https://example.org)")
+    assert dead_links(tmp_path, "x.md") == ["x.md: nowhere.md", "x.md: no.svg"]
+
+
 @pytest.fixture(scope="module")
 def project(root):
     return tomllib.loads((root / "pyproject.toml").read_text())["project"]
