@@ -1,0 +1,1 @@
+"""Measurements of texts and ids; none of them looks inside a model."""
