@@ -1,11 +1,8 @@
-"""How fast the network runs and the sampler writes: `forward` (ms, the trunk without the head) and `sample_mdlm` (s).
+"""How fast the network runs and the sampler writes: `forward` (ms, the trunk without the head), `sample_mdlm` (s).
 
-    python benchmarks/sample.py                         the paper's size with random weights, the cases of the targets
-    python benchmarks/sample.py --batch 32 --steps 64   one case
-    python benchmarks/sample.py --tiny                  a rehearsal in seconds
-
-Warm and synchronised; the median of the repeats with half the distance of their quartiles. Weights are random, which
-changes no shape: positions are planned without the network. Ceilings of the same machine are recorded beside.
+Warm and synchronised; the median of the repeats with half the distance of their quartiles; the machine's ceilings
+beside. Weights are random, which changes no shape: positions are planned without the network. Without options the
+paper's size in the cases of the targets; `--batch 32 --steps 64` for one case, `--tiny` for a rehearsal in seconds.
 """
 
 import argparse

@@ -3,8 +3,7 @@
     python docs/make_demo_picture.py pretrained/mdlm_stories --seed 3 --out docs/demo.svg
     python docs/make_demo_picture.py --recording run.json --out docs/demo.svg
 
-`--save run.json` keeps the run (pipelines.frames.record). Each token stands where it ends up, so a mask is as wide as
-its word; the order in which words appear is the sampler's, the speed is the picture's.
+Each token stands where it ends up, so a mask is as wide as its word. The order is the sampler's, the speed the picture's.
 """
 
 import argparse
@@ -35,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a model folder, a run folder or a name on the hub")
     parser.add_argument("--recording", type=Path, help="a run that --save wrote, in place of a model")
-    parser.add_argument("--save", type=Path, help="where to keep the run")
+    parser.add_argument("--save", type=Path, help="where to keep the run, as JSON")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prompt")
