@@ -3,7 +3,7 @@
     python docs/make_demo_picture.py pretrained/mdlm_stories --seed 3 --out docs/demo.svg
     python docs/make_demo_picture.py --recording run.json --out docs/demo.svg
 
-Each token stands where it ends up, so a mask is as wide as its word. The order is the sampler's, the speed the picture's.
+Each token stands where it ends up, so a mask is as wide as its word; the order is the sampler's.
 """
 
 import argparse
