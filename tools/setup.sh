@@ -43,7 +43,9 @@ need_space() { # megabytes, what for
 
 make_venv() {
     local share=""
-    [ -z "${TORCH:-}${TORCH_INDEX:-}" ] && "$PYTHON" -c "$in_range" >/dev/null 2>&1 && share=--system-site-packages
+    # A virtual environment cannot lend its packages to another one.
+    local lends="$in_range; import sys; assert sys.prefix == sys.base_prefix"
+    [ -z "${TORCH:-}${TORCH_INDEX:-}" ] && "$PYTHON" -c "$lends" >/dev/null 2>&1 && share=--system-site-packages
     need_space 200 "a virtual environment"
     say "making ${venv/#$PWD\//} with $("$PYTHON" --version)${share:+, which brings its own torch}"
     "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null || die "$PYTHON has no venv module: install it (on Debian and Ubuntu: the package python3-venv)"

@@ -105,3 +105,13 @@ def test_a_finished_environment_is_left_alone(clone):
 
     (clone / ".venv/diladiff-setup").write_text(stamp.replace("/clone", "/another"))
     assert "making .venv" in setup(clone, PYTHON=bare(clone)).stdout
+
+
+@pytest.mark.parametrize(("version", "lent"), [("2.12.1", True), ("2.10.0", False)])
+def test_a_torch_that_is_installed_is_lent(clone, version, lent):
+    pretends = f'case "$*" in "-m venv"*) echo "$@" >&2; exit 1 ;; *torch*) [ {version} = 2.12.1 ] ;; *) true ;; esac'
+    command(clone, "lender", pretends)
+    done = setup(clone, PYTHON="lender")
+    assert ("which brings its own torch" in done.stdout) is lent
+    assert ("--system-site-packages" in done.stderr) is lent
+    assert "--system-site-packages" not in setup(clone, PYTHON="lender", TORCH="torch==2.13.0").stderr
