@@ -1,7 +1,8 @@
 """Samplers that see the logits before they choose positions: top-k, threshold, entropy-bounded; docs/math.md (13).
 
-No law is claimed for them: they trade spread for fewer steps. Every masked position of a sequence is computed in every
-step, and a step waits for the device once, to learn what is left.
+Law: one position a step, chosen by the network alone (not by the token drawn), keeps the true law under the exact
+denoiser; all else trades spread for fewer steps. Every masked position is computed in every step, and a step waits for
+the device to learn what is left.
 """
 
 from collections.abc import Iterator
