@@ -48,8 +48,8 @@ def test_two_equal_one(runs, name):
     assert_close(folder / "one", folder / name)
     for a, b in zip(read_rows(folder / "one"), read_rows(folder / name), strict=True):
         assert a.keys() == b.keys()
-        for key in ("loss", "accuracy", "grad_norm", "lr", "val_loss", "val_nll", "val_accuracy"):
-            assert a.get(key) == pytest.approx(b.get(key), rel=1e-5), key
+        for key in a.keys() - {"seconds", "tokens_per_s", "mfu"}:
+            assert a[key] == pytest.approx(b[key], rel=1e-5), key
     weights = [load_file(folder / run / "model" / "weights.safetensors") for run in ("one", name)]
     for key in weights[0]:
         torch.testing.assert_close(weights[0][key], weights[1][key], rtol=1e-4, atol=2e-5)

@@ -98,7 +98,7 @@ def train(
             if step + 1 == stop_after and rank == world - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             if poison is not None and tuple(poison) == (step, rank):
-                torch.nn.init.constant_(loss.model.norm.weight, math.nan)
+                torch.nn.init.constant_(next(loss.model.norm.parameters()), math.nan)
             yield found
 
     def export(folder: Path) -> None:

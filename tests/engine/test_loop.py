@@ -157,7 +157,7 @@ def test_the_run_folder_says_what_made_it(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"metrics.jsonl", "checkpoints", "LATEST", "model"}
     text = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(text.replace('"steps": 2', '"steps": 3'))
-    with pytest.raises(ValueError, match=r"config\.json does not have the hash"):
+    with pytest.raises(ValueError, match=r"config\.json is not what was written"):
         toy_fit(tmp_path, steps=2)
 
 

@@ -36,29 +36,27 @@ def git_state() -> dict[str, Any]:
 
 def write_config(run: Path, identity: dict[str, Any]) -> None:
     """Write the run's config.json."""
-    text = json.dumps(
-        {
-            "schema": SCHEMA,
-            "config": config.to_dict(identity),
-            "hash": config.digest(identity),
-            "git": git_state(),
-            "versions": versions(),
-        },
-        indent=1,
-    )
-    files.write_atomic(run / CONFIG, text + "\n")
+    held = {
+        "schema": SCHEMA,
+        "config": config.to_dict(identity),
+        "hash": config.digest(identity),
+        "git": git_state(),
+        "versions": versions(),
+    }
+    files.write_atomic(run / CONFIG, _text(held))
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """The configuration in a run's config.json, after checking its hash."""
+    """The configuration in a run's config.json, in which every bit is checked."""
     path = run / CONFIG
     if not path.is_file():
         raise ValueError(f"{path} is missing: {run} is not a run folder")
     held = files.read_json(path)
     if not isinstance(held, dict) or held.get("schema") != SCHEMA or "config" not in held:
-        raise ValueError(f"{path} is damaged or of another schema than {SCHEMA}")
-    if config.digest(held["config"]) != held.get("hash"):
-        raise ValueError(f"{path} does not have the hash that it was written with: it is corrupt or was edited")
+        raise ValueError(f"{path} is damaged or of another schema than {SCHEMA}: restore it")
+    held.pop("digest", None)
+    if path.read_bytes() != _text(held).encode():
+        raise ValueError(f"{path} is not what was written: it is corrupt or was edited, restore it")
     return held["config"]
 
 
@@ -70,6 +68,11 @@ def refuse_another(run: Path, identity: dict[str, Any], held: dict[str, Any]) ->
             f"{run} was begun with another configuration ({'; '.join(lines)}): give these fields their old values, "
             "or train into another folder"
         )
+
+
+def _text(held: dict[str, Any]) -> str:
+    """The one way to write a config.json, with a digest of all that is in it."""
+    return json.dumps({**held, "digest": config.digest(held)}, indent=1) + "\n"
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
