@@ -22,7 +22,7 @@ if __name__ == "__main__":
     feeds.TASK_ROWS, prepare.SAFE_EVERY_SECONDS = 16, 0.02
     inputs, out, workers = (sys.argv[1], sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     config = PrepareConfig(
-        inputs=inputs, out=out, train_tokenizer=300, valid_share=0.1, shard_tokens=40_000, workers=workers
+        inputs=inputs, out=out, train_tokenizer=300, valid_share=0.1, shard_tokens=15_000, workers=workers
     )
     prepare.prepare(config)
 """
@@ -45,15 +45,15 @@ def group_is_gone(group: int) -> bool:
 def test_killed_at_random_moments(tmp_path: Path, workers: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    sources = [str(write_jsonl(tmp_path / f"{n}.jsonl", texts(8000, seed=n))) for n in range(2)]
+    sources = [str(write_jsonl(tmp_path / f"{n}.jsonl", texts(3000, seed=n))) for n in range(2)]
 
     def start(out: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(script), *sources, str(tmp_path / out), str(workers)]
-        return subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE)
+        return subprocess.Popen(command, start_new_session=True)
 
     begin = time.monotonic()
     straight = start("straight")
-    assert straight.wait() == 0, straight.stderr and straight.stderr.read()
+    assert straight.wait() == 0
     whole = time.monotonic() - begin
 
     chance, kills = random.Random(workers), 0
@@ -64,7 +64,7 @@ def test_killed_at_random_moments(tmp_path: Path, workers: int) -> None:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)  # the parent alone: its workers have to notice
             kills += 1
-        assert process.wait() in (0, -signal.SIGKILL), process.stderr and process.stderr.read()
+        assert process.wait() in (0, -signal.SIGKILL)
         deadline = time.monotonic() + 30
         while not group_is_gone(process.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
