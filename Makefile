@@ -30,13 +30,13 @@ demo: setup ## watch a story form out of masks
 	@$(BIN)/diladiff demo $(ARGS)
 
 lint: setup-dev ## ruff, format, types
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m mypy
 
 format: setup-dev ## let ruff mend what it can
-	$(BIN)/python -m ruff check --fix .
-	$(BIN)/python -m ruff format .
+	@$(BIN)/python -m ruff check --fix .
+	@$(BIN)/python -m ruff format .
 
 test: lint ## lint and all fast tests
 	@bash tools/tests.sh fast
