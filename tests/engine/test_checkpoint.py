@@ -115,6 +115,13 @@ def test_a_kill_between_write_and_pointer_leaves_the_previous_one(tmp_path, monk
     assert checkpoint.latest(tmp_path).name == "step_000002"
 
 
+def test_a_run_has_one_writer(tmp_path):
+    with checkpoint.sole_writer(tmp_path), pytest.raises(ValueError, match="in use by another process"):
+        checkpoint.sole_writer(tmp_path).__enter__()
+    with checkpoint.sole_writer(tmp_path):
+        pass
+
+
 def test_nothing_is_unpickled(tmp_path):
     """A pickle where weights should be is refused, not run."""
     folder = save(tmp_path, 1)

@@ -4,9 +4,14 @@ A folder is written under a temporary name, flushed, renamed, and only then does
 manifest, which in turn holds that of every file. Nothing is ever unpickled. One process writes.
 """
 
+import contextlib
+import errno
+import fcntl
 import json
+import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +22,7 @@ from torch import Tensor
 from diladiff import files
 
 LATEST = "LATEST"
+LOCK = ".lock"
 STATE = "state.json"
 FOLDER = "checkpoints"
 
@@ -30,6 +36,25 @@ class Checkpoint(NamedTuple):
     folder: Path
     tensors: Tensors
     state: dict[str, Any]
+
+
+@contextlib.contextmanager
+def sole_writer(run: Path) -> Iterator[None]:
+    """Hold a run folder for this process; the system lets go of it however the process ends."""
+    handle = os.open(run / LOCK, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(f"{run} is in use by another process: wait for it, or train into another folder") from None
+    except OSError as error:
+        # Some cluster file systems have no locks; training there is as good as before there was one.
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def save(run: Path, step: int, tensors: Tensors, state: dict[str, Any]) -> Path:

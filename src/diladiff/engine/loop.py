@@ -102,9 +102,9 @@ def fit(
     voice = reporter if reporter is not None and distributed.is_main() else Silent()
     training = _Training(optim, train, objective, device)
     identity = {**identity, "frozen": objective.frozen()}
-    start, window = _begin(run, identity, training.state, device)
-
     with contextlib.ExitStack() as stack:
+        distributed.on_main(lambda: _claim(run, stack), device)
+        start, window = _begin(run, identity, training.state, device)
         request = stack.enter_context(StopRequest())
         emit = _open_log(stack, run, start, train, identity, voice)
         ledger = Ledger(
@@ -196,6 +196,11 @@ def _due(done: int, every: int, train: TrainConfig) -> bool:
     return done % every == 0 or done == train.steps
 
 
+def _claim(run: Path, stack: contextlib.ExitStack) -> None:
+    (run / checkpoint.FOLDER).mkdir(parents=True, exist_ok=True)
+    stack.enter_context(checkpoint.sole_writer(run))
+
+
 def _begin(
     run: Path, identity: dict[str, Any], state: TrainState, device: torch.device
 ) -> tuple[int, dict[str, Any] | None]:
@@ -203,7 +208,6 @@ def _begin(
 
     def prepare() -> None:
         for folder in (run, run / checkpoint.FOLDER):
-            folder.mkdir(parents=True, exist_ok=True)
             files.remove_stale(folder)
         last = checkpoint.latest(run)
         if last is None:
