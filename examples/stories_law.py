@@ -62,10 +62,8 @@ class Law:
 
     def text(self, ids: list[int]) -> str:
         """The text of token ids."""
-        return b"".join(self._bytes(index) for index in ids if index > END).decode("utf-8", "replace").strip()
-
-    def _bytes(self, index: int) -> bytes:
-        return bytes([index - BYTES.start]) if index in BYTES else self.pieces[index]
+        pieces = (bytes([i - BYTES.start]) if i in BYTES else self.pieces[i] for i in ids if i > END)
+        return b"".join(pieces).decode("utf-8", "replace").strip()
 
 
 class Wave(NamedTuple):
