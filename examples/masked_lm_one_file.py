@@ -1,6 +1,4 @@
-"""Masked diffusion for text in one file: corrupt, denoise, train, sample. Needs torch alone; under a minute on a CPU.
-
-    python examples/masked_lm_one_file.py
+"""Masked diffusion for text in one file: corrupt, denoise, train, sample. Needs torch alone; a minute or two on a CPU.
 
 Time runs from t = 0, the data, to t = 1, where every token is masked. A text is masked token by token, independently,
 each with probability t; a transformer that sees the rest predicts what was there; to write, start from masks alone and
