@@ -202,6 +202,7 @@ def test_bfloat16_trains(tmp_path):
 
 
 @pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")  # torch's own
 def test_compiled_blocks_train_alike(tmp_path):
     toy_fit(tmp_path / "plain")
     toy_fit(tmp_path / "compiled", compile="blocks")
