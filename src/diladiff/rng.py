@@ -28,7 +28,6 @@ class Stream(enum.IntEnum):
     TOKEN = 4
     REMASK = 5
     SHUFFLE = 6
-    CONFIDENCE = 7
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
