@@ -28,8 +28,8 @@ def draw(
     """A token for each row by inverse CDF from a float64 uniform in [0, 1), docs/math.md (15).
 
     Temperature divides the logits before the nucleus is cut; 0 is its limit, the largest logit (the lowest id of equal
-    ones). A token with logit -inf is never drawn; each row needs one finite logit. With a nucleus the host waits for the
-    device, at most three times: only rows whose nucleus is wide are ranked further.
+    ones). A token with logit -inf is never drawn; each row needs one finite logit. With a nucleus the host waits for
+    the device, at most three times: only rows whose nucleus is wide are ranked further.
     """
     _check(temperature, top_p, nucleus)
     if uniform_N.dtype != torch.float64:
