@@ -6,9 +6,9 @@ import jaxtyping
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diladiff.rng import Stream, uniform
-from diladiff.samplers import categorical
 from diladiff.samplers.categorical import draw, probabilities
 
 SETTINGS = [
@@ -112,24 +112,42 @@ def test_a_row_does_not_depend_on_its_batch():
         assert torch.equal(torch.cat(alone), whole)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("nucleus", ["keep", "drop"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_ranking_few_logits_finds_the_nucleus_of_a_full_sort(monkeypatch, nucleus, tied):
-    logits, u = random_logits(300, 60), uniforms(300)
-    logits[::3] *= 0.1  # nearly flat rows, whose nucleus reaches beyond the first candidates
-    if tied:
-        logits = logits.round()
-    results = []
-    for candidates in ((), (1,), (3, 10), (59,), (60,)):
-        monkeypatch.setattr(categorical, "_CANDIDATES", candidates)
-        settings = {"top_p": 0.8, "nucleus": nucleus}
-        results.append((draw(logits, u, **settings), probabilities(logits, **settings)))
-    for ids, law_NV in results[1:]:
-        assert torch.equal(ids, results[0][0])
-        assert torch.equal(law_NV, results[0][1])
+def test_bisection_finds_the_nucleus_of_a_full_sort(nucleus, dtype):
+    """Wide and narrow rows, ties, zeros of both signs, tokens that are impossible or underflow."""
+    logits = random_logits(120, 60).to(dtype)
+    logits[::3] *= 0.1
+    logits[1::3] = logits[1::3].round()
+    logits[:, 7], logits[::5, 20] = -INF, -1000.0
+    assert bool(((logits == 0) & logits.signbit()).any())
+    for top_p in (1e-6, 0.3, 0.8, 0.9999):
+        expected = torch.stack([law(row, top_p=top_p, nucleus=nucleus) for row in logits.double().tolist()])
+        torch.testing.assert_close(probabilities(logits, top_p=top_p, nucleus=nucleus), expected, rtol=1e-11, atol=0)
 
 
-def test_a_large_vocabulary_goes_through_all_candidates():
+@pytest.mark.parametrize("nucleus", ["keep", "drop"])
+def test_neighbouring_numbers_are_told_apart(nucleus):
+    """Logits one bit apart at the edge of the nucleus: the last bit is settled too."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for start in (3.0, -3.0, 0.0):
+            logits = [torch.tensor(start, dtype=dtype)]
+            for _ in range(5):
+                logits.append(torch.nextafter(logits[-1], torch.tensor(-INF, dtype=dtype)))
+            rising = torch.stack(logits).flip(0)
+            assert len(rising.unique()) == 6
+            for top_p in (0.1, 0.4, 0.6, 0.9):
+                expected = law(rising.double().tolist(), top_p=top_p, nucleus=nucleus) > 0
+                assert torch.equal(probabilities(rising[None], top_p=top_p, nucleus=nucleus)[0] > 0, expected)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_draw_never_waits_for_the_device(settings):
+    with FakeTensorMode():  # it raises where a value or a data-dependent shape is asked for
+        assert draw(torch.zeros(3, 300), torch.zeros(3, dtype=torch.float64), **settings).shape == (3,)
+
+
+def test_a_large_vocabulary_and_nuclei_of_every_width():
     logits = random_logits(3, 12_000) * torch.tensor([[5.0], [0.9], [0.01]])
     law_NV = probabilities(logits, top_p=0.9)
     sizes = (law_NV > 0).sum(1).tolist()
