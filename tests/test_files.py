@@ -45,6 +45,16 @@ def test_a_failed_writer_leaves_the_older_folder_and_no_rubbish(tmp_path):
     assert os.listdir(tmp_path) == ["model"]
 
 
+def test_every_file_has_the_mode_that_the_user_s_mask_gives(tmp_path):
+    (tmp_path / "usual").touch()
+    with files.fresh_folder(tmp_path / "model") as folder:
+        fill(folder)
+        (folder / "weights.bin").chmod(0o600)  # as safetensors leaves its files
+        (folder / "sub" / "config.json").chmod(0o755)
+    modes = {path.stat().st_mode for path in (tmp_path / "model").rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "usual").stat().st_mode}
+
+
 def test_a_new_folder_replaces_the_older_one(tmp_path):
     for text in ("old", "new"):
         with files.fresh_folder(tmp_path / "model") as folder:

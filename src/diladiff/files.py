@@ -62,6 +62,10 @@ def fresh_folder(path: Path | str) -> Iterator[Path]:
     try:
         yield temporary
         write_manifest(temporary)
+        for file in temporary.rglob("*"):
+            # Some libraries let only the owner read what they write; all files get the user's usual mode.
+            if file.is_file():
+                shutil.copymode(temporary / MANIFEST, file)
         _sync_tree(temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
