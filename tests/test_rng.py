@@ -73,6 +73,12 @@ def test_pairs_get_the_same_numbers(dtype):
     whole = uniform(7, Stream.TOKEN, 3, torch.arange(8), 33, dtype=dtype)
     sample, position = torch.tensor([0, 7, 3, 3]), torch.tensor([0, 32, 5, 6])
     assert torch.equal(uniform_at(7, Stream.TOKEN, 3, sample, position, dtype=dtype), whole[sample, position])
+    steps = torch.tensor([3, 4, 3, 0])
+    each = [
+        uniform_at(7, Stream.TOKEN, int(n), s[None], p[None], dtype=dtype)
+        for n, s, p in zip(steps, sample, position, strict=True)
+    ]
+    assert torch.equal(uniform_at(7, Stream.TOKEN, steps, sample, position, dtype=dtype), torch.cat(each))
 
 
 def test_a_step_may_be_a_tensor():

@@ -64,13 +64,13 @@ def uniform(
 def uniform_at(
     seed: int,
     stream: Stream,
-    step: int | Int[Tensor, ""],
+    step: int | Int[Tensor, ""] | Int[Tensor, " N"],
     index: Int[Tensor, " N"],
     position: Int[Tensor, " N"],
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, " N"]:
-    """The numbers that `uniform` has at these (sample, position) pairs."""
+    """The numbers that `uniform` has at these (sample, position) pairs, each at a step of its own if a row of them."""
     lanes = _lanes(dtype)
     words = torch.broadcast_tensors(*_words(seed, stream, step, index, position // lanes))
     row = _to_unit(torch.stack(words, dim=-1), dtype)

@@ -4,7 +4,6 @@ Whether a token is revealed in a step does not depend on logits or tokens under 
 rows on the host. A step computes only sequences and rows that reveal something, and nothing waits for the device.
 """
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -117,7 +116,7 @@ def plan_ancestral(
 ) -> Plan:
     """Draw the step that reveals each masked position, the inverse of its distribution function; docs/math.md (10)."""
     schedule, grid = mask_schedule(config.schedule), uniform_grid(config.steps)
-    u_BL = _order(seed, canvas_BL, index_B)
+    u_BL = _coins(seed, Stream.ORDER, 0, canvas_BL, index_B)
     step_BL = torch.searchsorted(revealed_share(schedule, grid[1:]), u_BL, right=True).clamp(max=config.steps - 1)
     step_BL = step_BL.masked_fill((canvas_BL != mask_id).cpu(), CLAMPED)
     reveals = _reveals(step_BL, grid[step_BL.clamp(min=0)])
@@ -129,7 +128,7 @@ def plan_first_hitting(
 ) -> Plan:
     """Draw each sequence's hitting times (those of `plan_ancestral` with infinitely many steps); docs/math.md (11)."""
     schedule, masked_BL = mask_schedule(config.schedule), (canvas_BL == mask_id).cpu()
-    u_BL = _order(seed, canvas_BL, index_B).masked_fill(~masked_BL, torch.inf)
+    u_BL = _coins(seed, Stream.ORDER, 0, canvas_BL, index_B).masked_fill(~masked_BL, torch.inf)
     rank_BL = u_BL.argsort(dim=1, stable=True).argsort(dim=1)
     count_B1 = masked_BL.sum(1, keepdim=True)
     steps_B1 = count_B1 if config.steps is None else count_B1.clamp(max=config.steps)
@@ -148,12 +147,12 @@ def plan_remasking(
     schedule, grid = mask_schedule(config.schedule), uniform_grid(config.steps)
     alpha = revealed_share(schedule, grid)
     free_BL = (canvas_BL == mask_id).cpu()
-    masked_BL, index_cpu_B = free_BL.clone(), index_B.cpu()
+    masked_BL = free_BL.clone()
     reveals = []
     for n in range(config.steps):
         sigma = remask_probability(config, float(grid[n]), float(alpha[n]), float(alpha[n + 1]))
         probability = (alpha[n + 1] - (1 - sigma) * alpha[n]) / (1 - alpha[n])
-        u_BL = uniform(seed, Stream.REMASK, n, index_cpu_B, canvas_BL.shape[1], dtype=torch.float64)
+        u_BL = _coins(seed, Stream.REMASK, n, canvas_BL, index_B)
         reveal_BL = masked_BL & ((u_BL < probability) | (n == config.steps - 1))
         remask_BL = free_BL & ~masked_BL & (u_BL < sigma)
         masked_BL = (masked_BL & ~reveal_BL) | remask_BL
@@ -197,10 +196,10 @@ def run(
         yield TokenState(tokens_BL, move.step + 1, plan.steps, changed_N, len(move.time_A))
 
 
-def _order(seed: int, canvas_BL: Tensor, index_B: Tensor) -> Tensor:
-    """The uniforms that decide when a position is revealed, on the host."""
+def _coins(seed: int, stream: Stream, step: int, canvas_BL: Tensor, index_B: Tensor) -> Tensor:
+    """The uniforms that decide when positions are revealed: made on the device, read on the host."""
     index_B = index_B.to(random_device(canvas_BL.device))
-    return uniform(seed, Stream.ORDER, 0, index_B, canvas_BL.shape[1], dtype=torch.float64).cpu().contiguous()
+    return uniform(seed, stream, step, index_B, canvas_BL.shape[1], dtype=torch.float64).cpu().contiguous()
 
 
 def _reveals(step_BL: Tensor, time_BL: Tensor) -> list[Reveal]:
@@ -213,49 +212,35 @@ def _reveals(step_BL: Tensor, time_BL: Tensor) -> list[Reveal]:
 
 
 def _finish(steps: int, reveals: list[Reveal], canvas_BL: Tensor, index_B: Tensor, *, seed: int, redraws: bool) -> Plan:
-    """Work out every step's sequences and rows, draw its uniforms and move all of it to the device at once."""
+    """Work out every step's sequences and rows and their uniforms, all steps at once, and move them to the device."""
+    if not reveals:
+        return Plan(steps, [])
     (batch, length), device = canvas_BL.shape, canvas_BL.device
-    hosts = [_host_move(reveal, batch, length) for reveal in reveals]
-    active, rows, places, masked = (_ship([host[i] for host in hosts], device) for i in (0, 1, 2, 3))
-    times = _ship([host[4] for host in hosts], device)
-    numbers = [reveal.step if redraws else 0 for reveal in reveals]
-    uniforms = _token_uniforms(numbers, places, index_B, length, seed)
+    counts = [len(reveal.places_N) for reveal in reveals]
+    places_N = torch.cat([reveal.places_N for reveal in reveals])
+    time_N = torch.cat([reveal.time_N for reveal in reveals])
+    move_N = torch.arange(len(reveals)).repeat_interleave(torch.tensor(counts))
+    # A step's places ascend, so what a sequence reveals in it stands together.
+    run_R, inverse_N = (move_N * batch + places_N // length).unique_consecutive(return_inverse=True)
+    time_R = torch.zeros(len(run_R), dtype=torch.float64).scatter_reduce(0, inverse_N, time_N, "amax").float()
+    widths_M = (run_R // batch).bincount(minlength=len(reveals))
+    rows_N = (inverse_N - (widths_M.cumsum(0) - widths_M)[move_N]) * length + places_N % length
+    number_N = torch.tensor([reveal.step for reveal in reveals])[move_N] if redraws else torch.zeros_like(move_N)
+    where = random_device(device)
+    number_N, sample_N, position_N = (_ship(x, where) for x in (number_N, places_N // length, places_N % length))
+    index_N = index_B.to(where)[sample_N]
+    uniform_N = uniform_at(seed, Stream.TOKEN, number_N, index_N, position_N, dtype=torch.float64)
+    widths = widths_M.tolist()
+    rows, places, uniforms = (x.split(counts) for x in (_ship(rows_N, device), _ship(places_N, device), uniform_N))
+    active, times = (x.split(widths) for x in (_ship(run_R % batch, device), _ship(time_R, device)))
+    masked = [None if reveal.remasked_M is None else _ship(reveal.remasked_M, device) for reveal in reveals]
     moves = []
     for i, reveal in enumerate(reveals):
-        active_A = None if len(active[i]) == batch else active[i]
-        remasked_M = None if reveal.remasked_M is None else masked[i]
-        moves.append(Move(reveal.step, active_A, times[i], rows[i], places[i], uniforms[i], remasked_M))
+        active_A = None if widths[i] == batch else active[i]
+        moves.append(Move(reveal.step, active_A, times[i], rows[i], places[i], uniforms[i], masked[i]))
     return Plan(steps, moves)
 
 
-def _host_move(reveal: Reveal, batch: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """A step's active sequences, rows among them, places, places to mask, times (the latest of a sequence's)."""
-    active_A, inverse_N = (reveal.places_N // length).unique(return_inverse=True)
-    rows_N = inverse_N * length + reveal.places_N % length
-    time_A = torch.zeros(len(active_A), dtype=torch.float64).scatter_reduce(0, inverse_N, reveal.time_N, "amax")
-    remasked_M = reveal.places_N[:0] if reveal.remasked_M is None else reveal.remasked_M
-    return active_A, rows_N, reveal.places_N, remasked_M, time_A.float()
-
-
-def _ship(parts: list[Tensor], device: torch.device) -> tuple[Tensor, ...]:
-    """Move many small tensors in one transfer."""
-    if not parts:
-        return ()
-    whole = torch.cat(parts)
-    if device.type == "cuda":
-        whole = whole.pin_memory()
-    return whole.to(device, non_blocking=True).split([len(part) for part in parts])
-
-
-def _token_uniforms(
-    numbers: list[int], places: tuple[Tensor, ...], index_B: Tensor, length: int, seed: int
-) -> list[Tensor]:
-    """The uniforms of every step's tokens, keyed by the step's number in `numbers`, a sample's index and a position."""
-    found: list[Tensor] = []
-    for number, group in itertools.groupby(zip(numbers, places, strict=True), key=lambda pair: pair[0]):
-        parts = [part for _, part in group]
-        places_N = torch.cat(parts).to(random_device(parts[0].device))
-        index_N = index_B.to(places_N.device)[places_N // length]
-        uniform_N = uniform_at(seed, Stream.TOKEN, number, index_N, places_N % length, dtype=torch.float64)
-        found.extend(uniform_N.split([len(part) for part in parts]))
-    return found
+def _ship(x: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor of the host to the device without waiting for it."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
