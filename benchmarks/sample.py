@@ -97,7 +97,10 @@ def write(
 
     def call() -> None:
         index_B = torch.arange(batch, device=device)
-        *_, last = sample(sampler, denoise, canvas_BL, index_B, mask_id=config.mask_id, seed=next(seeds))
+        states = sample(
+            sampler, denoise, canvas_BL, index_B, mask_id=config.mask_id, seed=next(seeds), write=denoise.writer
+        )
+        *_, last = states
         last.tokens_BL.cpu()
 
     timing = common.measure(call, device, repeats=repeats, warmups=2)

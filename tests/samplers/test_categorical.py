@@ -147,6 +147,19 @@ def test_a_draw_never_waits_for_the_device(settings):
         assert draw(torch.zeros(3, 300), torch.zeros(3, dtype=torch.float64), **settings).shape == (3,)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_gpu_draws_the_same_tokens_without_waiting(settings):
+    logits, u = random_logits(64, 5_000), uniforms(64)
+    on_gpu = logits.cuda(), u.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ids = draw(*on_gpu, **settings)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(ids.cpu(), draw(logits, u, **settings))
+
+
 def test_a_large_vocabulary_and_nuclei_of_every_width():
     logits = random_logits(3, 12_000) * torch.tensor([[5.0], [0.9], [0.01]])
     law_NV = probabilities(logits, top_p=0.9)

@@ -248,7 +248,15 @@ class MaskedLM:
         canvas_BL = request.canvas.ids_L.expand(count, -1).to(self.device)
         index_B = request.first_index + first + torch.arange(count)
         mask_id = self.tokenizer.mask_id
-        return sample(request.sampler, denoise, canvas_BL, index_B.to(self.device), mask_id=mask_id, seed=request.seed)
+        return sample(
+            request.sampler,
+            denoise,
+            canvas_BL,
+            index_B.to(self.device),
+            mask_id=mask_id,
+            seed=request.seed,
+            write=denoise.writer,
+        )
 
     def _frames(self, request: Request, denoise: ModelDenoiser) -> Iterator[Frame]:
         """Frames whose seconds leave out what the caller does between them."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diladiff.config import closest
 from diladiff.samplers import confidence, tokens
-from diladiff.samplers.base import Denoiser, DrawConfig, TokenState
+from diladiff.samplers.base import Denoiser, DrawConfig, TokenState, Writer
 from diladiff.samplers.confidence import ConfidenceThreshold, ConfidenceTopK, EntropyBounded
 from diladiff.samplers.tokens import Ancestral, FirstHitting, Remasking
 
@@ -24,6 +24,7 @@ __all__ = [
     "Remasking",
     "SamplerConfig",
     "TokenState",
+    "Writer",
     "sample",
     "sampler_config",
 ]
@@ -68,11 +69,13 @@ def sample(
     *,
     mask_id: int,
     seed: int,
+    write: Writer | None = None,
 ) -> Iterator[TokenState]:
     """Fill a canvas: positions that hold `mask_id` are drawn, all others stay as they are.
 
     `index_B` are the samples' own numbers: they and the seed key every random number, so a sample does not depend on
-    the batch or the process it is drawn in.
+    the batch or the process it is drawn in. `write` takes the place of `denoise` and the draw from its logits where a
+    sampler does not look at logits to choose positions.
     """
     if isinstance(config, Ancestral):
         plan = tokens.plan_ancestral(config, canvas_BL, index_B, mask_id=mask_id, seed=seed)
@@ -82,4 +85,4 @@ def sample(
         plan = tokens.plan_remasking(config, canvas_BL, index_B, mask_id=mask_id, seed=seed)
     else:
         return confidence.run(config, denoise, canvas_BL, index_B, mask_id=mask_id, seed=seed)
-    return tokens.run(plan, denoise, canvas_BL, config.draw, mask_id)
+    return tokens.run(plan, write or tokens.picking(denoise), canvas_BL, config.draw, mask_id)

@@ -14,8 +14,8 @@ Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(tokens_AL, time_A, rows_N) -> logits_NV: only the sequences that reveal something in this step, at positions
 `rows_N`, flat in them (row a * L + l). Guidance, averaged weights and caches are closures of this type."""
 
-ROWS_AT_ONCE = 2048
-"""Rows drawn at once: bounds the float64 working memory (2048 x 30,522 x 8 bytes = 500 MB) of wide steps."""
+ROWS_AT_ONCE = 1024
+"""Rows drawn at once: bounds the working memory of wide steps, some float64 tensors of 1024 x 30,522 (250 MB) each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,10 @@ class DrawConfig:
             raise ValueError(f"temperature: {self.temperature} must be at least 0 (0: the likeliest token, 1: the law)")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: {self.top_p} must be in (0, 1], or None for no nucleus")
+
+
+Writer = Callable[[Tensor, Tensor, Tensor, Tensor, DrawConfig], Tensor]
+"""(tokens_AL, time_A, rows_N, uniform_N, draw) -> ids_N: a denoiser with its draws, to the same law as `pick`'s."""
 
 
 class TokenState(NamedTuple):

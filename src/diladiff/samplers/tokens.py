@@ -15,7 +15,7 @@ from torch import Tensor
 from diladiff.processes.schedules import MaskSchedule, mask_schedule
 from diladiff.processes.times import uniform_grid
 from diladiff.rng import Stream, uniform, uniform_at
-from diladiff.samplers.base import Denoiser, DrawConfig, TokenState, check_steps, pick, random_device, start
+from diladiff.samplers.base import Denoiser, DrawConfig, TokenState, Writer, check_steps, pick, random_device, start
 
 CLAMPED = -1
 """The reveal step of a position that is given."""
@@ -177,7 +177,7 @@ def revealed_share(schedule: MaskSchedule, t_N: Float[Tensor, " N"]) -> Float[Te
 
 
 def run(
-    plan: Plan, denoise: Denoiser, canvas_BL: Int[Tensor, "B L"], draw: DrawConfig, mask_id: int
+    plan: Plan, write: Writer, canvas_BL: Int[Tensor, "B L"], draw: DrawConfig, mask_id: int
 ) -> Iterator[TokenState]:
     """Carry out a plan; yields the canvas and then the state after each step that does something."""
     state = start(canvas_BL, plan.steps)
@@ -187,13 +187,22 @@ def run(
     for move in plan.moves:
         if len(move.places_N):
             tokens_AL = tokens_BL if move.active_A is None else tokens_BL[move.active_A]
-            logits_NV = denoise(tokens_AL, move.time_A, move.rows_N)
-            flat.index_copy_(0, move.places_N, pick(logits_NV, move.uniform_N, draw))
+            ids_N = write(tokens_AL, move.time_A, move.rows_N, move.uniform_N, draw)
+            flat.index_copy_(0, move.places_N, ids_N)
         changed_N = move.places_N
         if move.remasked_M is not None:
             flat.index_fill_(0, move.remasked_M, mask_id)
             changed_N = torch.cat((move.places_N, move.remasked_M))
         yield TokenState(tokens_BL, move.step + 1, plan.steps, changed_N, len(move.time_A))
+
+
+def picking(denoise: Denoiser) -> Writer:
+    """The writer that draws from a denoiser's logits."""
+
+    def write(tokens_AL: Tensor, time_A: Tensor, rows_N: Tensor, uniform_N: Tensor, draw: DrawConfig) -> Tensor:
+        return pick(denoise(tokens_AL, time_A, rows_N), uniform_N, draw)
+
+    return write
 
 
 def _coins(seed: int, stream: Stream, step: int, canvas_BL: Tensor, index_B: Tensor) -> Tensor:
