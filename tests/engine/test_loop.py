@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diladiff.config import digest
+from diladiff.data.loader import RawBatch
 from diladiff.engine import checkpoint
 from diladiff.engine.logging import read_rows
-from diladiff.engine.loop import TrainConfig, fit
+from diladiff.engine.loop import TrainConfig, _Training, fit
 from diladiff.engine.optim import OptimConfig
 from diladiff.engine.records import NonFiniteError
 from diladiff.engine.stopping import StopRequest
+from diladiff.processes.masked import masked_rows_bound
 from tests.engine import driver, toys
 
 
@@ -176,6 +179,22 @@ def test_what_is_not_finite_stops_before_the_update(tmp_path, kind):
             if name.startswith("linear"):
                 assert torch.equal(param, before[f"objective/{name}"])
     assert all(torch.isfinite(value).all() for value in after.values())
+
+
+def test_a_step_never_waits_for_the_device():
+    """Loss, gradients, clipping, update and averages, with accumulation and autocast."""
+    loss = driver.objective()
+    masked_rows_bound(loss.schedule, 4, driver.LENGTH)  # a number of the host, found once
+    with FakeTensorMode():  # it raises where a value or a data-dependent shape is asked for
+        loss = driver.objective()
+        loss.to = lambda device: loss  # fake weights cannot be moved
+        settings = TrainConfig(steps=4, global_batch=8, micro_batch=4, ema=(0.9, 0.99), precision="bfloat16")
+        training = _Training(OptimConfig(lr=1e-3), settings, loss, torch.device("cpu"))
+        tokens_BL = torch.zeros(4, driver.LENGTH, dtype=torch.int64)
+        micro_batches = [RawBatch(tokens_BL, torch.arange(4) + first, 8) for first in (0, 4)]
+        records = [training.step(number, micro_batches, StopRequest()) for number in range(2)]
+    assert [record.step for record in records] == [0, 1]
+    assert all(record.values.shape == (10,) for record in records)
 
 
 def test_a_stop_request_is_kept_until_the_end_of_the_step():

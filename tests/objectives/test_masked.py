@@ -16,6 +16,7 @@ from diladiff.config import from_json, to_json
 from diladiff.models.token_transformer import TokenTransformerConfig
 from diladiff.objectives.base import Batch, Step
 from diladiff.objectives.masked import MaskedConfig, MaskedObjective
+from diladiff.processes.masked import masked_rows_bound
 from diladiff.processes.schedules import MASK_SCHEDULES, mask_schedule
 from diladiff.processes.times import bit_reverse
 
@@ -171,6 +172,7 @@ def test_sizes_that_are_no_powers_of_two_are_refused() -> None:
 
 
 def test_a_step_never_waits_for_the_device() -> None:
+    masked_rows_bound(mask_schedule("linear"), 8, 12)  # a number of the host, found once
     with FakeTensorMode():  # it raises where a value or a data-dependent shape is asked for
         objective = MaskedObjective(FLAT)
         whole = Batch(torch.zeros(8, 12, dtype=torch.int64), torch.arange(8), 8)

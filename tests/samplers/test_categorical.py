@@ -240,10 +240,10 @@ def field_draw_hits_the_tail(generator: torch.Generator) -> Tensor:
     return tail > head
 
 
-def our_draw_in_the_tail(u: Tensor, **settings) -> Tensor:
+def our_draw_in_the_tail(u: Tensor, dtype: torch.dtype = torch.float64, **settings) -> Tensor:
     p = torch.full((VOCABULARY,), TAIL / (VOCABULARY - 1), dtype=torch.float64)
     p[0] = 1 - TAIL
-    logits = p.log()[None]
+    logits = p.log().to(dtype)[None]
     return torch.cat([draw(logits.expand(len(part), -1), part, **settings) for part in u.split(64)])
 
 
@@ -258,7 +258,7 @@ def test_a_float32_draw_misses_the_tail():
     assert hits < DRAWS * TAIL / 4
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_p": 1 - 1e-9}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"top_p": 1 - 1e-9, "dtype": torch.float32}], ids=str)
 def test_our_draw_reaches_the_tail(settings):
     u = uniforms(DRAWS)
     # Inverse CDF with the first token in front: only uniforms above 1 - 1.05 TAIL can leave it.

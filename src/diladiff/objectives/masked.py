@@ -4,7 +4,6 @@ t = 0 is data, t = 1 is all masked. Every random number is keyed by the run's se
 the global batch, so that ranks and micro-batches see what one process would see.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -22,8 +21,6 @@ from diladiff.processes.schedules import MASK_SCHEDULES, MaskSchedule, mask_sche
 
 VALIDATION_SEED = 0
 VALIDATION_STRATA = 64
-
-_rows_bound = functools.cache(masked.masked_rows_bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +118,7 @@ class MaskedObjective(Objective):
         _check_power_of_two(batch)
         tokens_BL, index_B, size = batch
         length = tokens_BL.shape[1]
-        rows = _rows_bound(self.schedule, len(tokens_BL), length)
+        rows = masked.masked_rows_bound(self.schedule, len(tokens_BL), length)
         drawn = self.corruption(tokens_BL, index_B, step.number, seed=step.seed, size=size, rows=rows)
         noisy_BL, t_B, index_N, valid_N, overflow = drawn
         losses_N, correct_N = self.row_loss(self._logits(noisy_BL, t_B, index_N), tokens_BL.flatten()[index_N])
