@@ -1,6 +1,7 @@
 """What prepare is asked for, how it says how far it is, and what it says in the end."""
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -81,6 +82,12 @@ class PrepareConfig:
         for name in ("valid_share", "test_share", "max_bad_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must lie in [0, 1)")
+        if self.valid_share + self.test_share >= 1:
+            raise ValueError(
+                f"valid_share {self.valid_share} and test_share {self.test_share}: leave nothing to train on"
+            )
+        if re.fullmatch(r"cpu|cuda(:\d+)?", self.stories_device) is None:
+            raise ValueError(f"stories_device {self.stories_device}: is not known, give cpu, cuda or cuda:1")
         for name in ("workers", "shard_tokens", "vocabulary_documents"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
@@ -138,4 +145,6 @@ def identity(config: PrepareConfig) -> dict[str, Any]:
     chosen = configs.to_dict(config)
     for name in ("out", "workers", "max_bad_share", "stories_weights", "stories_device"):
         del chosen[name]
+    if config.stories:  # a GPU draws other stories than a CPU from the same seed
+        chosen["stories_device"] = config.stories_device.partition(":")[0]
     return chosen
