@@ -53,6 +53,9 @@ def main(arguments: list[str]) -> int:
 
         summary = work.prepare(config, tell)
     _show(summary, console)
+    asked = config.train_tokenizer or config.vocab_size
+    if asked is not None and summary.meta.vocab_size < asked:
+        console.print(f"the text gave no more than {summary.meta.vocab_size:,} of the {asked:,} tokens asked for")
     return 0
 
 

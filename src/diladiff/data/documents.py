@@ -95,7 +95,7 @@ class Reader:
         if isinstance(raw, bytes) and not raw.strip():
             return Outcome.EMPTY
         if isinstance(raw, bytes):
-            row = json.loads(raw) if is_json else {self.rules.text_field: raw.decode()}
+            row = _parse(raw) if is_json else {self.rules.text_field: raw.decode("utf-8-sig")}
         if not isinstance(row, dict):
             raise ValueError(f"not an object of fields but {str(row)[:40]!r}")
         text = _field(row, self.rules.text_field)
@@ -198,7 +198,17 @@ def pack_all(packer: Packer, tasks: Iterator[Task], workers: int) -> Iterator[Pa
 
 
 HEADINGS_AT_THE_END = frozenset(
-    ["references", "external links", "see also", "further reading", "notes", "bibliography", "sources", "citations"]
+    [
+        "references",
+        "external links",
+        "see also",
+        "further reading",
+        "notes",
+        "bibliography",
+        "sources",
+        "citations",
+        "gallery",
+    ]
 )
 
 
@@ -218,6 +228,13 @@ def wikipedia_text(text: str) -> str:
             heading = line if words <= 8 and not re.search(r"[.:;,!?*#|{}<>=]", line) else ""
     clean = "\n".join(lines)
     return clean if len(clean.split()) >= 100 else ""
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply to be a row") from None
 
 
 def _field(row: dict[str, Any], name: str) -> Any:

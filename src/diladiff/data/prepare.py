@@ -158,6 +158,7 @@ class _Job:
         self._tell(packed.source)
         bad = self.state.outcomes[Outcome.BAD.name]
         if bad >= HOPELESS_ROWS and bad == sum(self.state.outcomes.values()):
+            self._forget()
             raise ValueError(f"all of the first {bad} rows are bad, such as: {self.state.bad[0]}")
         return closed
 
@@ -178,6 +179,13 @@ class _Job:
             self.state.splits[split].bytes = writer.bytes
         files.write_atomic(self.work / "state.json", json.dumps(asdict(self.state), indent=1) + "\n")
 
+    def _forget(self) -> None:
+        """Let the next run begin anew, also with other settings; stories that were drawn stay."""
+        (self.work / "state.json").unlink()
+        for split in SPLITS:
+            for path in self.data.glob(f"{split}-*"):
+                path.unlink()
+
     def _tell(self, source: int) -> None:
         counts = [part.counts for part in self.state.splits.values()]
         documents, tokens = sum(count.documents for count in counts), sum(count.tokens for count in counts)
@@ -191,7 +199,10 @@ class _Job:
                 f"or raise --max-bad-share; such as: {'; '.join(self.state.bad)}"
             )
         if "train" not in self.state.splits:
-            raise ValueError(f"no training document was found in {rows} rows: {_left_out(self.state)}")
+            self._forget()
+            found = {split: part.counts.documents for split, part in self.state.splits.items()} | _left_out(self.state)
+            where = ", ".join(f"{count:,} {name}" for name, count in found.items() if count)
+            raise ValueError(f"no training document was found in {rows:,} rows ({where or 'the input is empty'})")
         for split in list(self.writers):
             self._close(split)
         order = [split for split in SPLITS if split in self.state.splits]

@@ -194,7 +194,10 @@ class TokenDataset:
             files.verify(folder, only=[DATASET])
         found = read_dataset(folder)
         if split not in found["splits"]:
-            raise ValueError(f"{folder} has no split {split!r}, only {', '.join(found['splits'])}")
+            raise ValueError(
+                f"{folder} has no split {split!r}, only {', '.join(found['splits'])}: prepare more text, or with a "
+                f"larger --{split}-share"
+            )
         names = [shard["file"] for shard in found["splits"][split]["shards"]]
         if verify:
             files.verify(folder, only=["tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json", *names])

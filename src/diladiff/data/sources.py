@@ -94,6 +94,8 @@ class HubSource:
         self.name = name
         rest, _, split = name.removeprefix(HUB).partition("#")
         path, _, subset = rest.partition("@")
+        if not path:
+            raise ValueError(f"input {name}: names no data set; write hf:NAME[@SUBSET][#SPLIT]")
         try:
             from datasets import load_dataset
         except ImportError:
