@@ -115,6 +115,12 @@ def test_a_process_ends_with_the_code_and_without_a_traceback():
     assert done.stderr == "diladiff: no recipe 'mdlm_owl'; did you mean mdlm_owt?\n"
 
 
+def test_a_closed_output_is_no_error():
+    program = f"{sys.executable} -c 'import sys; from diladiff.cli.main import main; sys.exit(main())' --help"
+    done = subprocess.run(["bash", "-c", f"{program} >&-"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_that_leaves_is_no_error():
     program = f"{sys.executable} -c 'import sys; from diladiff.cli.main import main; sys.exit(main())' --help"
     script = f"set -o pipefail; {program} | exec < /dev/null"

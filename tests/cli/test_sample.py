@@ -107,6 +107,16 @@ def test_a_flipped_bit_in_the_weights_is_one_line(capsys, model, tmp_path):
     assert "model.safetensors does not have the sha256" in err
 
 
+def test_where_the_file_cannot_go_is_said_before_anything_is_written(capsys, model, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, err = run(capsys, model, "--out", tmp_path)
+    assert (code, out) == (2, "")
+    assert err == f"diladiff: --out {tmp_path}: is a folder; name a file in it, such as {tmp_path / 'samples.jsonl'}\n"
+    code, out, err = run(capsys, model, "--out", tmp_path / "file" / "samples.jsonl")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"diladiff: {tmp_path / 'file'}: ")
+
+
 def test_shares_are_contiguous_and_the_first_process_has_one():
     for num in (1, 2, 5, 8, 31):
         for processes in (1, 2, 3, 8):

@@ -37,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = _dispatch(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where it was closed before the start
+            sys.stdout.flush()
         return code
     except SystemExit as stop:  # how tyro ends after printing its help
         return stop.code if isinstance(stop.code, int) else 0

@@ -1,6 +1,7 @@
 """`diladiff sample MODEL`: texts from a model, from nothing or around given text, shown and written to a file."""
 
 import dataclasses
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,8 @@ def main(arguments: list[str]) -> int:
         raise ValueError(f"--num: {asked.num} must be at least 1")
     if asked.device is not None:
         pick_device(asked.device)
+    if asked.out is not None:
+        _check_out(asked.out)
     console = Console()
     with session(asked.device) as device:
         lm = MaskedLM.from_pretrained(asked.model, device=device, dtype=asked.dtype)
@@ -104,6 +107,15 @@ def main(arguments: list[str]) -> int:
                     f"{asked.out}: {len(samples.texts)} samples", markup=False, highlight=False, soft_wrap=True
                 )
     return 0
+
+
+def _check_out(path: Path) -> None:
+    """Raise, before hours are spent on texts, where the file that they go to cannot be written."""
+    if path.is_dir():
+        raise ValueError(f"--out {path}: is a folder; name a file in it, such as {path / 'samples.jsonl'}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def _announce(asked: SampleArguments, lm: MaskedLM, console: Console) -> None:
