@@ -135,7 +135,7 @@ class MaskedObjective(Objective):
 
         Masking rates m are stratified over each 64 neighbours and exactly k = 1 + floor(m L) positions are masked. With
         c_k the mean cross-entropy there, val_nll is the discrete bound E_k[c_k] (docs/math.md (6)), nats a token under
-        any schedule, and val_loss the flat loss E_t[m c_k] (docs/math.md (7)), both without the noise of a random k.
+        any schedule, and val_loss the flat loss E_t[m c_k] (docs/math.md (7), to O(1/L): there k is random given m).
         """
         tokens_BL, index_B, _ = batch
         length = tokens_BL.shape[1]
