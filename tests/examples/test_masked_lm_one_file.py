@@ -96,7 +96,7 @@ def test_same_plan_and_uniforms_give_the_same_tokens(steps: int) -> None:
 
     with torch.no_grad():
         planned = samplers.plan_ancestral(config, canvas, index, mask_id=example.MASK, seed=3)
-        *_, last = samplers.run(planned, denoise, canvas, config.draw, example.MASK)
+        *_, last = samplers.run(planned, samplers.picking(denoise), canvas, config.draw, example.MASK)
     assert torch.equal(written, last.tokens_BL)
     assert (written != example.MASK).all()
     assert (written[:3, :2] == 5).all()
