@@ -171,7 +171,7 @@ def test_init_from_another_tokenizer_length_or_nothing(data, finished, tmp_path,
 def test_a_folder_that_cannot_be_written(data, tmp_path, capsys):
     (tmp_path / "run").write_text("a file")
     said = complaint(capsys, "mdlm_stories_debug", "--data", str(data["document"]), "--out", str(tmp_path / "run"))
-    assert said == f"{tmp_path / 'run'}: File exists"
+    assert said == f"{tmp_path / 'run' / 'checkpoints'}: Not a directory"
 
 
 def test_too_little_memory_says_what_to_lower(data, tmp_path, monkeypatch, capsys):
