@@ -7,29 +7,13 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from rich.console import Console
 
 from diladiff import MaskedLM
 from diladiff.cli import demo
 from diladiff.cli.main import main
 from diladiff.cli.terminal import paint, printable
-from diladiff.data.vocabulary import train_tokenizer
-from diladiff.models.token_transformer import TokenTransformerConfig
 from diladiff.pipelines.frames import Piece
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A tiny saved model where the demo looks for one."""
-    tokenizer = train_tokenizer(["Lily saw a dog and ran home.", "Once upon a time Max had a red ball."] * 4, 290)
-    config = TokenTransformerConfig(
-        vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id, length=24, width=16, layers=1, heads=2
-    )
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("here") / "pretrained" / "mdlm_stories"
-    MaskedLM(config.build(), tokenizer).save_pretrained(folder)
-    return folder
 
 
 def test_without_a_terminal_it_prints_lines(capsys, model, monkeypatch):

@@ -7,27 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from diladiff import MaskedLM
 from diladiff.cli.main import main
 from diladiff.cli.sample import share
-from diladiff.data.vocabulary import train_tokenizer
-from diladiff.models.token_transformer import TokenTransformerConfig
 from diladiff.pipelines.samples import read_samples
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A tiny saved model."""
-    tokenizer = train_tokenizer(["Lily saw a dog and ran home.", "Once upon a time Max had a red ball."] * 4, 290)
-    config = TokenTransformerConfig(
-        vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id, length=24, width=16, layers=1, heads=2
-    )
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    MaskedLM(config.build(), tokenizer).save_pretrained(folder)
-    return folder
 
 
 def run(capsys, *arguments):
