@@ -55,7 +55,8 @@ def main(arguments: list[str]) -> int:
     _show(summary, console)
     asked = config.train_tokenizer or config.vocab_size
     if asked is not None and summary.meta.vocab_size < asked:
-        console.print(f"the text gave no more than {summary.meta.vocab_size:,} of the {asked:,} tokens asked for")
+        line = f"the text gave no more than {summary.meta.vocab_size:,} of the {asked:,} tokens asked for"
+        console.print(line, highlight=False)
     return 0
 
 
@@ -85,8 +86,11 @@ def _show(summary: Summary, console: Console) -> None:
     console.print(table)
     meta = summary.meta
     length = "any length" if meta.length is None else f"blocks of {meta.length}"
-    console.print(f"vocabulary {meta.vocab_size:,}, tokenizer {meta.fingerprint}, packing {meta.packing}, {length}")
+    console.print(
+        f"vocabulary {meta.vocab_size:,}, tokenizer {meta.fingerprint}, packing {meta.packing}, {length}",
+        highlight=False,
+    )
     left_out = ", ".join(f"{count:,} {reason}" for reason, count in summary.left_out.items() if count)
-    console.print(f"left out: {left_out or 'nothing'}")
+    console.print(f"left out: {left_out or 'nothing'}", highlight=False)
     for line in summary.bad:
         console.print(f"  bad: {line}", markup=False, highlight=False)
