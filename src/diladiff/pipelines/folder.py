@@ -1,6 +1,7 @@
 """Model folders: config.json, model.safetensors, tokenizer files, README.md and a manifest that is verified on loading.
 
-The manifest holds every file's sha256, so a flipped bit is a ValueError that names the file. Nothing is unpickled.
+The manifest holds every file's sha256, so a flipped bit is a ValueError that names the file; only the model card may
+be edited. Nothing is unpickled.
 """
 
 import json
@@ -21,6 +22,7 @@ SCHEMA = 1
 KIND = "masked_lm"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+CARD = "README.md"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -48,8 +50,8 @@ def find(source: str | Path, *, revision: str | None = None) -> Path:
 
 
 def read(folder: Path) -> Loaded:
-    """Verify a model folder and load it."""
-    files.verify(folder)
+    """Verify a model folder and load it. Its README.md may be edited: people and the hub do."""
+    files.verify(folder, ignore=(CARD,))
     saved = files.read_json(folder / CONFIG)
     if not isinstance(saved, dict) or saved.get("kind") != KIND or saved.get("schema") != SCHEMA:
         kind, schema = (saved.get("kind"), saved.get("schema")) if isinstance(saved, dict) else (None, None)
@@ -89,7 +91,7 @@ def write(
         files.write_atomic(folder / CONFIG, json.dumps(config, indent=1) + "\n")
         files.write_atomic(folder / WEIGHTS, weights)
         tokenizer.save(folder)
-        files.write_atomic(folder / "README.md", card if card is not None else minimal_card(path.name, model))
+        files.write_atomic(folder / CARD, card if card is not None else minimal_card(path.name, model))
 
 
 def serialise(model: TokenTransformer, dtype: torch.dtype | None = None) -> bytes:
