@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
 def unigram_entropy(ids: Sequence[int]) -> float:
     """Entropy, in nats, of the distribution of tokens inside one sample; 0 for an empty one."""
     total = len(ids)
-    return -sum(count / total * math.log(count / total) for count in Counter(ids).values())
+    return -math.fsum(count / total * math.log(count / total) for count in Counter(ids).values())
 
 
 def distinct_ngrams(ids: Sequence[int], n: int) -> float:
