@@ -114,9 +114,10 @@ class PretrainedEncoderConfig:
         return TextEncoder(
             network=_hidden_states(model, self.layer),
             read=read,
+            device=device,
             window=self.window or window,
             width=model.config.hidden_size,
-            name=Path(self.encoder).name if Path(self.encoder).is_dir() else self.encoder,
+            name=folder.resolve().name if folder == Path(self.encoder).expanduser() else self.encoder,
             sha256=sha256,
         )
 
@@ -137,11 +138,13 @@ class SelfEncoderConfig:
             return reader.trunk(ids_BF, torch.zeros(len(ids_BF), device=ids_BF.device))
 
         def read(tokens_BL: Tensor) -> tuple[Tensor, Tensor | None]:
+            tokens_BL = tokens_BL.to(device)
             return tokens_BL, None if pad_id is None else tokens_BL != pad_id
 
         return TextEncoder(
             network=network,
             read=read,
+            device=device,
             window=model.config.length,
             width=model.config.width,
             name=self.name,
@@ -159,17 +162,28 @@ class TextEncoder:
     It is no module, so that whoever holds it has none of its weights among the own.
     """
 
-    def __init__(self, *, network: Network, read: Reader, window: int, width: int, name: str, sha256: str) -> None:
+    def __init__(
+        self,
+        *,
+        network: Network,
+        read: Reader,
+        device: torch.device | str,
+        window: int,
+        width: int,
+        name: str,
+        sha256: str,
+    ) -> None:
         self._network = network
         self._read = read
+        self.device = torch.device(device)
         self.window = window
         self.width = width
         self.name = name
         self.sha256 = sha256
 
     def features(self, tokens_BL: Int[Tensor, "B L"]) -> Features:
-        """Hidden states of F positions: the tokens' own L, or as many as the decoded texts need."""
-        with torch.no_grad(), torch.autocast(tokens_BL.device.type, enabled=False):
+        """Hidden states of F positions on the encoder's device: the tokens' own L, or what the decoded texts need."""
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             ids_BF, mask_BF = self._read(tokens_BL)
             windows = []
             for start in range(0, ids_BF.shape[1], self.window):
@@ -314,6 +328,7 @@ def _aligned(vocabulary: Vocabulary, tokenizer: Any, encoder: str, device: torch
     table_V = torch.tensor([theirs.get(string, 0) for string in strings], device=device)
 
     def read(tokens_BL: Tensor) -> tuple[Tensor, Tensor | None]:
+        tokens_BL = tokens_BL.to(device)
         return table_V[tokens_BL], None if vocabulary.pad_id is None else tokens_BL != vocabulary.pad_id
 
     return read
@@ -331,7 +346,8 @@ def _decoded(vocabulary: Vocabulary, tokenizer: Any, encoder: str, device: torch
 
     def read(tokens_BL: Tensor) -> tuple[Tensor, Tensor | None]:
         texts = [vocabulary.decode(ids) for ids in tokens_BL.tolist()]
-        rows = [torch.tensor(row.ids, dtype=torch.long) for row in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        found = backend.encode_batch_fast(texts, add_special_tokens=False)
+        rows = [torch.tensor(row.ids, dtype=torch.long) for row in found]
         lengths_B = torch.tensor([len(row) for row in rows])
         longest = max(1, int(lengths_B.max()))
         count = -(-longest // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
