@@ -14,6 +14,9 @@ from torch import Tensor
 
 HALF_TURN = math.pi / 2
 
+KOLMOGOROV = 1.95
+"""The .1 % point of `distance` for draws of the law itself."""
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -103,6 +106,11 @@ def line() -> Mixture:
     return Mixture(_double(0.3, 0.5, 0.2), _double(-1.2, 0.4, 1.6)[:, None], _double(0.3, 0.4, 0.25))
 
 
+def two_modes() -> Mixture:
+    """Two narrow components on a line, far apart: predictions hang steeply on the state."""
+    return Mixture(_double(0.5, 0.5), _double(-1.0, 1.0)[:, None], _double(0.1, 0.1))
+
+
 def plane() -> Mixture:
     """Three components in a plane."""
     means_JE = torch.stack((_double(-1.0, 0.5, 0.8), _double(0.3, 1.1, -1.2)), dim=1)
@@ -112,6 +120,13 @@ def plane() -> Mixture:
 def normals(count: int) -> Tensor:
     """A standard normal's quantiles at the middles of `count` equal cells, (N, 1)."""
     return torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count)[:, None]
+
+
+def distance(world: Mixture, z_N1: Tensor) -> float:
+    """Kolmogorov's distance of points on a line from the world's law, times the root of their number."""
+    quantile_N = world.quantile(z_N1.double(), torch.zeros(len(z_N1), dtype=torch.float64)).sort().values
+    even_N = (torch.arange(len(z_N1), dtype=torch.float64) + 0.5) / len(z_N1)
+    return float((quantile_N - even_N).abs().max()) * math.sqrt(len(z_N1))
 
 
 def runge_kutta(slope: Callable[[Tensor, Tensor], Tensor], y: Tensor, start: float, end: float, steps: int) -> Tensor:

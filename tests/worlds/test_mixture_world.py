@@ -54,9 +54,8 @@ def test_draws_have_the_density():
     generator = torch.Generator().manual_seed(2)
     uniform_N = torch.rand(40_000, generator=generator, dtype=torch.float64)
     data_N1 = LINE.draw(uniform_N, torch.randn(40_000, 1, generator=generator, dtype=torch.float64))
-    quantile_N = LINE.quantile(data_N1, angle(0.0, 40_000)).sort().values
-    even_N = (torch.arange(40_000, dtype=torch.float64) + 0.5) / 40_000
-    assert float((quantile_N - even_N).abs().max()) < 1.95 / math.sqrt(40_000)  # Kolmogorov's .1 % point
+    assert mixture.distance(LINE, data_N1) < mixture.KOLMOGOROV
+    assert mixture.distance(LINE, 1.02 * data_N1) > mixture.KOLMOGOROV
 
 
 def test_the_quantile_is_the_density_integrated():
