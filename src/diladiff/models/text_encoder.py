@@ -190,7 +190,7 @@ class TextEncoder:
                 part = slice(start, start + self.window)
                 windows.append(self._network(ids_BF[:, part], None if mask_BF is None else mask_BF[:, part]))
             features_BFD = torch.cat(windows, dim=1)
-            if mask_BF is not None:
+            if mask_BF is not None:  # a window without any text may hold NaN
                 features_BFD = features_BFD.masked_fill(~mask_BF[..., None], 0.0)
         return Features(features_BFD, mask_BF)
 
@@ -303,8 +303,6 @@ def _longest(model: Any, tokenizer: Any) -> int:
 
 def _hidden_states(model: Any, layer: int | None) -> Network:
     def network(ids_BF: Tensor, mask_BF: Tensor | None) -> Tensor:
-        if mask_BF is not None:  # a window without any text attends to its padding: none of it is used
-            mask_BF = (mask_BF | ~mask_BF.any(dim=1, keepdim=True)).long()
         if layer is None:
             return model(input_ids=ids_BF, attention_mask=mask_BF).last_hidden_state
         return model(input_ids=ids_BF, attention_mask=mask_BF, output_hidden_states=True).hidden_states[layer]
