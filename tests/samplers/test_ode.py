@@ -107,7 +107,7 @@ def test_the_exact_rule_keeps_every_marginal(config, gamma):
 
 
 def test_with_gamma_a_solvers_error_stays():
-    """At gamma = 1 every step is a jump to t = 0: with more of them DDIM still draws from another law than the data's."""
+    """At gamma = 1 every step is a jump to t = 0: with more of them DDIM still draws from another law."""
     start = draw_noise(11, 0, torch.arange(2000), 1, 1).double()
     for steps in (16, 48):
         settings = Ddim(steps=steps, grid="angle", gamma=1.0, self_conditioning=False)
