@@ -34,7 +34,7 @@ def state(schedule):
     z, eps = pair()
     alpha_B, sigma_B, rate_B = schedule.alpha(t_B), schedule.sigma(t_B), schedule.theta_prime(t_B)
     z_t = latent.interpolate(z, eps, alpha_B, sigma_B)
-    angular = alpha_B[:, None, None] * eps - sigma_B[:, None, None] * z
+    angular = latent.angular_from_pair(z, eps, alpha_B, sigma_B)
     return t_B, z, eps, z_t, angular, alpha_B, sigma_B, rate_B
 
 
@@ -69,6 +69,7 @@ def test_the_velocity_is_the_paths_derivative():
     alpha_B, sigma_B = torch.cos(double(0.8)), torch.sin(double(0.8))
     z_t = latent.interpolate(z, eps, alpha_B, sigma_B)
     torch.testing.assert_close(latent.angular_from_clean(z_t, z, alpha_B, sigma_B), path, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(latent.angular_from_pair(z, eps, alpha_B, sigma_B), path, rtol=1e-12, atol=1e-13)
 
 
 def test_phi_is_the_papers_and_undoes_the_velocity(state, schedule):

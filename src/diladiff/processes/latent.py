@@ -22,6 +22,11 @@ def interpolate(z: Latent, eps: Latent, alpha_B: PerSample, sigma_B: PerSample) 
     return _over(alpha_B, z) * z + _over(sigma_B, z) * eps
 
 
+def angular_from_pair(z: Latent, eps: Latent, alpha_B: PerSample, sigma_B: PerSample) -> Latent:
+    """The conditional dz_t/dtheta = alpha eps - sigma z of one latent and its noise, docs/math.md (20)."""
+    return _over(alpha_B, z) * eps - _over(sigma_B, z) * z
+
+
 def noise_from_clean(z_t: Latent, clean: Latent, alpha_B: PerSample, sigma_B: PerSample) -> Latent:
     """The eps of z_t = alpha clean + sigma eps, docs/math.md (20); needs sigma > 0."""
     return (z_t - _over(alpha_B, z_t) * clean) / _over(sigma_B, z_t)
