@@ -24,8 +24,9 @@ from diladiff.nn.norms import LayerNorm
 class DecoderConfig:
     """A masked language model and how it reads a latent; a negative layer counts from the last.
 
-    Initialisation `literal` is the paper's: both convolutions around cross-attention are zero, so that it learns one
-    after the other. Under `unit` the outer alone is zero and the inner the identity. Joint attention has none of them.
+    Initialisation `literal` is the paper's: the latent is read as it is, and both convolutions around cross-attention
+    are zero, so that they learn one after the other. Under `unit` the latent is normalised, the outer convolution alone
+    is zero and the inner the identity. Joint attention has no convolutions.
     """
 
     model: TokenTransformerConfig
@@ -60,16 +61,17 @@ class DecoderConfig:
 
 
 class LatentProjection(nn.Module):
-    """What one block reads of a latent: keys and values of the normalised latent."""
+    """What one block reads of a latent: keys and values, by default of the normalised latent."""
 
-    def __init__(self, latent_width: int, width: int, heads: int, *, qk_norm: bool):
+    def __init__(self, latent_width: int, width: int, heads: int, *, normalise: bool, qk_norm: bool):
         super().__init__()
-        self.norm = LayerNorm(latent_width)
+        self.norm = LayerNorm(latent_width) if normalise else None
         self.project = KeyValueProjection(latent_width, width, heads, qk_norm=qk_norm)
 
     def forward(self, latents_BKC: Float[Tensor, "B K C"]) -> KeysValues:
-        """Keys and values, cut into heads."""
-        return self.project(self.norm(latents_BKC))
+        """Keys and values, cut into heads; not views, so that they may be kept over steps and sharded layers."""
+        k_BHKE, v_BHKE = self.project(latents_BKC if self.norm is None else self.norm(latents_BKC))
+        return KeysValues(k_BHKE.contiguous(), v_BHKE.contiguous())
 
 
 class LatentDecoder(nn.Module):
@@ -81,10 +83,16 @@ class LatentDecoder(nn.Module):
         model = config.model
         self.model = TokenTransformer(model)
         cross = config.attention == "cross"
-        # Keys that share a softmax with the model's own are normalised if those are.
-        qk_norm = cross or model.qk_norm
         self.projections = nn.ModuleList(
-            LatentProjection(config.latent_width, model.width, model.heads, qk_norm=qk_norm) for _ in config.readers
+            LatentProjection(
+                config.latent_width,
+                model.width,
+                model.heads,
+                normalise=config.initialisation == "unit",
+                # Keys that share a softmax with the model's own are normalised if those are.
+                qk_norm=cross or model.qk_norm,
+            )
+            for _ in config.readers
         )
         for block in self._readers() if cross else ():
             block.reading = Reading(model.width, model.heads, dropout=model.dropout)
