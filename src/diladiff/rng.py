@@ -28,6 +28,7 @@ class Stream(enum.IntEnum):
     TOKEN = 4
     REMASK = 5
     SHUFFLE = 6
+    NOISE = 7
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:

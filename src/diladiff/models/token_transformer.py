@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from diladiff.nn.attention import KeysValues
 from diladiff.nn.blocks import Block, modulate
 from diladiff.nn.embed import NoiseLevelEmbedding, rotary_angles
 from diladiff.nn.init import initialise, shrink_residuals, zero
@@ -21,6 +22,9 @@ from diladiff.nn.norms import LayerNorm
 
 CONDITION_WIDTH = 128
 HEAD_MULTIPLE = 64
+
+Context = tuple[KeysValues | None, ...]
+"""Keys and values for each block, None for one that is told nothing; () for none at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +113,24 @@ class TokenTransformer(nn.Module):
         """The units that are compiled and sharded one by one, in the order in which they run."""
         return list(self.layers)
 
-    def forward(self, tokens_BL: Int[Tensor, "B L"], t_B: Float[Tensor, " B"] | None = None) -> Float[Tensor, "B L V"]:
+    def forward(
+        self, tokens_BL: Int[Tensor, "B L"], t_B: Float[Tensor, " B"] | None = None, context: Context = ()
+    ) -> Float[Tensor, "B L V"]:
         """Logits at every position; with carry_over an unmasked position has all its mass on its own token."""
-        logits_BLV = self.head(self.trunk(tokens_BL, t_B).flatten(0, 1)).unflatten(0, tokens_BL.shape)
+        logits_BLV = self.head(self.trunk(tokens_BL, t_B, context).flatten(0, 1)).unflatten(0, tokens_BL.shape)
         if not self.config.carry_over:
             return logits_BLV
         own_BLV = tokens_BL[..., None] == torch.arange(self.config.vocab_size, device=tokens_BL.device)
         copied_BLV = torch.zeros_like(logits_BLV).masked_fill(~own_BLV, -math.inf)
         return torch.where((tokens_BL == self.config.mask_id)[..., None], logits_BLV, copied_BLV)
 
-    def trunk(self, tokens_BL: Int[Tensor, "B L"], t_B: Float[Tensor, " B"] | None = None) -> Float[Tensor, "B L D"]:
-        """Normalised hidden states, ready for the head. A model without time conditioning does not look at t."""
+    def trunk(
+        self, tokens_BL: Int[Tensor, "B L"], t_B: Float[Tensor, " B"] | None = None, context: Context = ()
+    ) -> Float[Tensor, "B L D"]:
+        """Normalised hidden states, ready for the head. A model without time conditioning does not look at t.
+
+        A context tells each block something beside the tokens; it is empty in masked diffusion alone.
+        """
         length = tokens_BL.shape[1]
         if length > self.config.length:
             raise ValueError(f"a sequence has {length} tokens: this model takes at most {self.config.length}")
@@ -130,8 +141,8 @@ class TokenTransformer(nn.Module):
         else:
             x_BLD = x_BLD + self.positions.weight[:length]
         condition_BC = self._condition(t_B)
-        for block in self.layers:
-            x_BLD = block(x_BLD, rotary, condition_BC)
+        for block, told in zip(self.layers, context or (None,) * len(self.layers), strict=True):
+            x_BLD = block(x_BLD, rotary, condition_BC, told)
         x_BLD = self.norm(x_BLD)
         if self.modulation is not None:
             x_BLD = modulate(x_BLD, *self.modulation(condition_BC).chunk(2, dim=-1))
