@@ -187,7 +187,8 @@ def test_the_exact_rules_ends():
     theta_B = torch.tensor([0.0, 0.7, HALF_TURN])
     torch.testing.assert_close(latent.renoise_angle(theta_B, 0.0), theta_B)
     torch.testing.assert_close(latent.renoise(z, eps, theta_B, 0.0), z)
-    assert latent.renoise_angle(theta_B, 1.0)[:2].tolist() == [0.0, 0.0]
+    assert latent.renoise_angle(theta_B, 1.0).tolist() == [0.0, 0.0, 0.0]
+    assert float(latent.renoise_angle(theta_B, 0.8)[-1]) == float(theta_B[-1])
     fresh = latent.interpolate(z, eps, theta_B.cos(), theta_B.sin())
     torch.testing.assert_close(latent.renoise(z, eps, theta_B, 1.0), fresh)
     for gamma in GAMMAS:

@@ -119,7 +119,8 @@ def meanflow_target(v: Latent, du: Latent, delta_B: PerSample, weight: float | F
 
 def renoise_angle(theta_s_B: PerSample, gamma: float) -> PerSample:
     """The angle to jump to before noise brings the state up to theta_s, docs/math.md (29)."""
-    return torch.atan2(math.sqrt(1 - gamma**2) * torch.sin(theta_s_B), torch.cos(theta_s_B))
+    # sin(pi / 2 - theta): float32's cos(pi / 2) is negative, and atan2(0, negative) is pi.
+    return torch.atan2(math.sqrt(1 - gamma**2) * torch.sin(theta_s_B), torch.sin(math.pi / 2 - theta_s_B))
 
 
 def renoise(z: Latent, eps: Latent, theta_s_B: PerSample, gamma: float) -> Latent:
