@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from diladiff.processes.latent_schedules import ErrorRate, TanD
+from diladiff.processes.latent import velocity_from_clean
+from diladiff.processes.latent_schedules import ErrorRate, TanD, TanDAsPrinted
 from diladiff.processes.times import angle_grid, logit_normal, pairs, sorted_pair, uniform_in_angle
 
 COUNT = 10_000
@@ -39,9 +40,17 @@ def test_a_sorted_pair():
 @pytest.mark.parametrize("schedule", [TanD(), TanD(d=2.0), REFERENCE], ids=lambda schedule: schedule.name)
 def test_uniform_in_angle_is(schedule):
     angles = schedule.theta(uniform_in_angle(EVEN, schedule))
-    torch.testing.assert_close(angles, math.pi / 2 * EVEN, rtol=0, atol=1e-7)
-    assert float(uniform_in_angle(EVEN.float(), schedule).min()) >= 0
-    assert float(uniform_in_angle(EVEN.float(), schedule).max()) <= 1
+    torch.testing.assert_close(angles, math.pi / 2 * (1 - EVEN), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("schedule", [TanD(), TanDAsPrinted(), REFERENCE], ids=lambda schedule: schedule.name)
+def test_uniform_in_angle_never_draws_data(schedule):
+    """The ends of rng's 24-bit uniforms: at t = 0 a velocity is 0/0, and long trainings draw u = 0."""
+    first, last = uniform_in_angle(torch.tensor([0.0, 1 - 2**-24]), schedule)
+    assert float(first) == 1
+    assert 0 < float(last) < 0.1
+    ones_BE = torch.ones(1, 1)
+    assert bool(torch.isfinite(velocity_from_clean(ones_BE, ones_BE, last[None], schedule)).all())
 
 
 def test_pairs_are_sorted_and_hold_their_shares():

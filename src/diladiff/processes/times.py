@@ -45,8 +45,8 @@ def logit_normal(normal_B: Float[Tensor, " B"], mean: float, std: float) -> Floa
 
 
 def uniform_in_angle(u_B: Float[Tensor, " B"], schedule: LatentSchedule) -> Float[Tensor, " B"]:
-    """Times whose angle is uniform in [0, pi / 2), from uniforms; docs/math.md (28)."""
-    return schedule.time(math.pi / 2 * u_B)
+    """Times whose angle is uniform in (0, pi / 2], from uniforms in [0, 1); docs/math.md (28)."""
+    return schedule.time(math.pi / 2 * (1 - u_B))
 
 
 def sorted_pair(
