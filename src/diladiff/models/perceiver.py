@@ -145,5 +145,5 @@ class Perceiver(nn.Module):
         return F.layer_norm(latents_BKC, latents_BKC.shape[-1:]) if unit else latents_BKC
 
     def _code(self, positions: Tensor) -> Tensor:
-        """Sinusoids of positions, of which the slowest turns by one radian over the longest text."""
+        """Sinusoids of positions, of which the slowest turns by about one radian over the longest text."""
         return sinusoids(positions.float(), self.config.width, longest=float(self.config.length))

@@ -1,4 +1,4 @@
-"""What a network is told beside its tokens: rotary positions and time, both computed in float32.
+"""What a network is told beside its tokens: rotary positions and time, both computed in float32 or better.
 
 No table is stored, so a network built on the meta device has nothing to restore but its parameters.
 """
@@ -30,10 +30,11 @@ def rotate(x_BHLE: Float[Tensor, "B H L E"], rotary: Rotary) -> Float[Tensor, "B
 
 
 def sinusoids(values_B: Float[Tensor, " B"], width: int, *, longest: float = 10_000.0) -> Float[Tensor, "B width"]:
-    """Cosines, then sines of the value times width/2 frequencies from 1 down to 1/longest."""
+    """Cosines, then sines of the value times width/2 frequencies from 1 towards 1/longest; in float32 or better."""
     half = width // 2
-    exponents = torch.arange(half, device=values_B.device, dtype=torch.float32) / half
-    angles = values_B.float()[:, None] * torch.exp(-math.log(longest) * exponents)
+    values_B = values_B.to(torch.promote_types(values_B.dtype, torch.float32))
+    exponents = torch.arange(half, device=values_B.device, dtype=values_B.dtype) / half
+    angles = values_B[:, None] * torch.exp(-math.log(longest) * exponents)
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
