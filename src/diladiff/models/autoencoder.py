@@ -115,7 +115,9 @@ class LatentDecoder(nn.Module):
         lines = difference(replace(trained.config, dropout=self.config.model.dropout), self.config.model)
         if lines:
             raise ValueError(f"the trained model is another than the decoder's ({', '.join(lines)}): give one of both")
-        self.model.load_state_dict(trained.state_dict(), strict=False)
+        rest = self.model.load_state_dict(trained.state_dict(), strict=False)
+        assert not rest.unexpected_keys
+        assert all(".reading." in name for name in rest.missing_keys)
 
     def blocks(self) -> list[nn.Module]:
         """The units that are compiled and sharded one by one, in the order in which they run."""
