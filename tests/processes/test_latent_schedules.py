@@ -210,6 +210,7 @@ def test_the_fit_reads_the_papers_figure():
         ([0.0, 0.5, 0.7, 1.0], [0.1, 0.2, 0.3, 0.9], "4 points"),
         ([0.0, 0.2, 0.5, 0.7, 1.0], [0.1, 0.2, math.nan, 0.3, 0.9], "finite"),
         ([0.0, 0.2, 0.5, 0.7, 1.0], [0.9, 0.8, 0.5, 0.3, 0.1], "does not rise"),
+        ([0.0, 0.2, 0.5, 0.7, 1.0], [0.3, 0.3, 0.3, 0.9, 0.9], "measure more noise levels"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(sigma2, error, words):

@@ -244,7 +244,10 @@ def fit_error_rate(sigma2_N: Float[Tensor, " N"], error_N: Float[Tensor, " N"]) 
         if damping > 1e12:
             break
     w_min, w_max, log_k, t0 = parameters_P.tolist()
-    return ErrorRate(w_min=w_min, w_max=w_max, k=math.exp(log_k), t0=t0)
+    try:
+        return ErrorRate(w_min=w_min, w_max=w_max, k=math.exp(log_k), t0=t0)
+    except ValueError as error:
+        raise ValueError(f"error_N: no usable fit ({error}); measure more noise levels where it rises") from None
 
 
 def _first_fit(sigma2_N: Tensor, error_N: Tensor) -> Tensor:
