@@ -25,7 +25,7 @@ GammaRule = Literal["exact", "listing"]
 
 
 class LatentState(NamedTuple):
-    """The latents after a step; `clean_BKD` is the prediction that the step ended with, None before the first.
+    """The latents after a step; `clean_BKD` is the step's prediction of the clean ones, None where there is none.
 
     `step` counts from 0 (pure noise) to `steps`, and `t` is the time that the next step is told.
     """
