@@ -54,7 +54,7 @@ def watched(name: str, folder: Path) -> list[Path]:
     """The files of a folder whose bits matter to its reader."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     if name != "checkpoint":
-        return found
+        return [path for path in found if path.name != "README.md"]  # the card may be edited
     last = folder / "checkpoints" / "step_000004"
     return [path for path in found if path.parent == last or path.name in ("LATEST", "config.json")]
 
