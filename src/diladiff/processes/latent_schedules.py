@@ -93,8 +93,8 @@ class TanD(VariancePreserving):
 class TanDAsPrinted(VariancePreserving):
     """log SNR = -d log tan(pi t / 2), that is tan(theta) = tan(pi t / 2)^(d/2): the paper's text; docs/math.md (18).
 
-    theta' vanishes at both ends when d > 2; it is taken where |log SNR| is at most LOG_SNR_BOUND, so that `phi`, which
-    divides by it, stays finite.
+    theta' vanishes at both ends when d > 2, and `phi` divides by it. Near data sigma vanishes faster, so that theta'
+    need only not be 0; near noise it is taken where log SNR is -LOG_SNR_BOUND.
     """
 
     d: float = 10.0
@@ -121,11 +121,10 @@ class TanDAsPrinted(VariancePreserving):
 
     def theta_prime(self, t: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """See VariancePreserving."""
-        least = 2 / math.pi * math.atan(math.exp(-LOG_SNR_BOUND / self.d))
-        t = t.clamp(least, 1 - least)
+        t = t.clamp(max=1 - 2 / math.pi * math.atan(math.exp(-LOG_SNR_BOUND / self.d)))
         cos, sin = self._powers(t)
         slope = torch.pow(_sin(t) * _cos(t), self.d / 2 - 1)
-        return math.pi / 4 * self.d * slope / (cos.square() + sin.square())
+        return (math.pi / 4 * self.d * slope / (cos.square() + sin.square())).clamp(min=torch.finfo(t.dtype).tiny)
 
     def log_snr(self, t: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """See VariancePreserving."""
