@@ -26,7 +26,8 @@ class Euler:
     """Straight steps in t along the probability-flow ODE's velocity: the paper's sampler; docs/math.md (23).
 
     Each step feeds the network the previous step's prediction, if `self_conditioning`: one evaluation a step. With few
-    steps it leaves noise on the latent even when every prediction is perfect (std .89 at 5 steps of tan-10).
+    steps it leaves noise on the latent even when every prediction is perfect (std .89 at 5 steps of tan-10). Under the
+    error-rate schedule it does not converge, docs/math.md (19).
     """
 
     steps: int = 200
@@ -44,7 +45,8 @@ class Euler:
 class Ddim:
     """Steps in theta that are exact for a constant prediction, docs/math.md (22): the default.
 
-    Each step feeds the network the previous step's prediction, if `self_conditioning`: one evaluation a step.
+    Each step feeds the network the previous step's prediction, if `self_conditioning`: one evaluation a step. The
+    error-rate schedule wants the grid "angle": in "time" its order is about .1, docs/math.md (19).
     """
 
     steps: int = 100
