@@ -138,7 +138,7 @@ def mdlm_stories_cpu() -> Recipe:
 
     Command: diladiff train mdlm_stories_cpu --data data/stories
     Cost: 12.3 M tokens, 3,000 steps of 16 stories; 80 minutes of one CPU core at 2,500 tokens/s, measured
-    Result: not yet run
+    Result: 488.6 nats a story at step 2,500 (bound, held out; the law's own: 125.0); its card says how samples fare
     """
     stories = mdlm_stories()
     return replace(
