@@ -1,6 +1,6 @@
 """Draw the README's moving picture: an SVG of a real run, masks turning into words, without any dependency.
 
-    python docs/make_demo_picture.py pretrained/mdlm_stories --seed 3 --out docs/demo.svg
+    python docs/make_demo_picture.py pretrained/mdlm_stories_cpu --steps 128 --seed 3 --out docs/demo.svg
     python docs/make_demo_picture.py --recording run.json --out docs/demo.svg
 
 Each token stands where it ends up, so a mask is as wide as its word; the order is the sampler's.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# From nothing to a masked diffusion model of the stories and its distance from their law. Half an hour of one H200:
+# From nothing to a masked diffusion model of the stories and its distance from their law. Sized for half an hour of one H200, and not yet run there:
 #   runs/01_mdlm_stories.sh outputs/mdlm_stories
 # Every number can be set: STORIES, SEED, DEVICE, STEPS, NUM, RECIPE, FROM (a model folder to go on from), OVERRIDES.
-# Run again with the next SEED and FROM=<the last model> to go on over fresh stories; no story is seen twice over runs.
+# Run again with the next SEED and FROM=<the last model> to go on over freshly drawn stories.
 set -euo pipefail
 out=${1:?give the folder to write: runs/01_mdlm_stories.sh outputs/mdlm_stories}
 law=${LAW:-${DILADIFF_PARTS:-$HOME/.cache/diladiff/parts}/stories-llama/llama2.data}
@@ -11,7 +11,7 @@ device=${DEVICE:-cuda}
 mkdir -p "$out"
 
 # 1. Fresh stories, drawn from the law; the held-out ones have a seed that no training run uses.
-python examples/stories_law.py sample "$law" --stories "${STORIES:-400000}" --seed "${SEED:-100}" --device "$device" \
+python examples/stories_law.py sample "$law" --stories "${STORIES:-450000}" --seed "${SEED:-100}" --device "$device" \
     --wave "${WAVE:-4096}" --out "$out/train.jsonl"
 python examples/stories_law.py sample "$law" --stories "${VALID:-2000}" --seed 899 --device "$device" \
     --wave "${WAVE:-4096}" --out "$out/valid.jsonl"

@@ -115,6 +115,17 @@ def test_validation_reads_the_first_blocks_in_order(world: int) -> None:
     assert [found[key] for key in sorted(found)] == list(range(16))
 
 
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_rows_of_a_validation_split_have_one_number_whatever_the_batch(size: int) -> None:
+    """Times are stratified over the numbers: rows that began at 0 in each batch would only see the first strata."""
+    pairs = [
+        (index, token)
+        for batch in validation_batches(numbered(16), size)
+        for index, token in zip(batch.index_B.tolist(), batch.tokens_BL[:, 0].tolist(), strict=True)
+    ]
+    assert pairs == [(i, i) for i in range(16)]
+
+
 def test_a_small_validation_split_is_one_batch() -> None:
     (batch,) = validation_batches(numbered(5), 64)
     assert (batch.size, batch.tokens_BL[:, 0].tolist()) == (4, [0, 1, 2, 3])

@@ -23,7 +23,7 @@ from diladiff.samplers import TokenState
 
 ABOUT = """Write texts with a model: a model folder, a run folder (outputs/NAME) or a name on the Hugging Face hub.
 
-  diladiff sample pretrained/mdlm_stories --num 4 --steps 64
+  diladiff sample pretrained/mdlm_stories_cpu --num 4 --steps 64
   diladiff sample outputs/mdlm_stories --prompt "Once upon a time" --top-p 0.9
   diladiff sample outputs/mdlm_stories --infill "Lily saw a ___ in the garden. ___"
   torchrun --nproc-per-node 8 --no-python -- diladiff sample MODEL --num 5000 --out samples.jsonl

@@ -121,7 +121,8 @@ def validation_batches(
 ) -> Iterator[RawBatch]:
     """The first blocks of a split in order, `batch` (of all ranks together) at a time; a partial batch is left out.
 
-    A split smaller than a batch is read as one batch of the largest power of two that it fills.
+    A split smaller than a batch is read as one batch of the largest power of two that it fills. Rows are numbered
+    through the whole split, so that what is measured does not hang on the batch that it is read in.
     """
     blocks = len(dataset) if limit_blocks is None else min(limit_blocks, len(dataset))
     if blocks < 1:
@@ -133,7 +134,7 @@ def validation_batches(
     index_B = torch.arange(rank * run, (rank + 1) * run)
     for start in range(0, blocks - batch + 1, batch):
         tokens_BL = torch.from_numpy(dataset.blocks(start + index_B.numpy()))
-        yield RawBatch(tokens_BL.to(device), index_B.to(device), batch)
+        yield RawBatch(tokens_BL.to(device), (start + index_B).to(device), batch)
 
 
 def _check_split(batch: int, rank: int, world: int) -> None:
